@@ -85,21 +85,33 @@ def _up(_: argparse.Namespace, steps: Steps) -> None:
 
 
 def _down(options: argparse.Namespace, steps: Steps) -> None:
-    if not docker_engine.answers():
-        raise ClusterError("No Docker engine answers, so no cluster runs; `python3 -m hack.cluster up` starts one.")
-    kind_cluster.delete(steps)
-    registry.remove(with_images=options.all)
+    if not docker_engine.is_installed():
+        steps.say("Docker is not installed, so there is no cluster, registry or image to delete.")
+        paths.KUBECONFIG.unlink(missing_ok=True)
+    else:
+        _delete_from_engine(steps, with_images=options.all)
     if options.all:
-        with steps.step("Delete our Docker images and tools"):
-            _forget_everything()
+        with steps.step("Delete the tools"):
+            shutil.rmtree(paths.subfolder("tools"))
 
 
-def _forget_everything() -> None:
-    listed = shell.run(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"]).split()
-    ours = [image for image in listed if image.removeprefix(f"{registry.address()}/").startswith("millstream-")]
-    if ours:
-        shell.run(["docker", "rmi", "--force", *ours])
-    shutil.rmtree(paths.subfolder("tools"))
+def _delete_from_engine(steps: Steps, *, with_images: bool) -> None:
+    """Delete the cluster and the registry. A stopped engine keeps them, so it has to answer."""
+    if not docker_engine.answers():
+        docker_engine.check_access()
+        raise ClusterError(
+            "The Docker engine does not answer, and a stopped engine keeps the cluster: start Docker (`systemctl start "
+            "docker`), then run this again."
+        )
+    kind_cluster.delete(steps)
+    registry.remove(with_images=with_images)
+    if not with_images:
+        return
+    with steps.step("Delete our Docker images"):
+        listed = shell.run(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"]).split()
+        ours = [image for image in listed if image.removeprefix(f"{registry.address()}/").startswith("millstream-")]
+        if ours:
+            shell.run(["docker", "rmi", "--force", *ours])
 
 
 def _status(steps: Steps) -> int:

@@ -49,6 +49,11 @@ def ensure(steps: Steps) -> None:
             _reload()
 
 
+def is_installed() -> bool:
+    """Whether this machine has Docker's command, or is told of an engine elsewhere."""
+    return bool(os.environ.get("DOCKER_HOST") or shutil.which("docker"))
+
+
 def answers() -> bool:
     """Whether an engine answers this user now."""
     return shell.succeeds(["docker", "version", "--format", "{{.Server.Version}}"], timeout_seconds=15)
@@ -72,16 +77,22 @@ def container_state(name: str) -> str:
         return ""
 
 
-def _start(steps: Steps) -> None:
+def check_access() -> None:
+    """Raise ClusterError with the fix where an engine does not answer because it is another machine's, or closed to
+    this user."""
     if os.environ.get("DOCKER_HOST"):
         raise ClusterError(f"DOCKER_HOST={os.environ['DOCKER_HOST']} does not answer: start that engine or unset it.")
+    socket = Path("/var/run/docker.sock")
+    if os.geteuid() != 0 and socket.exists() and not os.access(socket, os.W_OK):
+        raise ClusterError(
+            f"You may not use the Docker engine ({socket}): add yourself to its group "
+            "(`sudo usermod -aG docker $USER`, log in again) or run this as root."
+        )
+
+
+def _start(steps: Steps) -> None:
+    check_access()
     if sys.platform != "linux" or os.geteuid() != 0:
-        socket = Path("/var/run/docker.sock")
-        if socket.exists() and not os.access(socket, os.W_OK):
-            raise ClusterError(
-                f"You may not use the Docker engine ({socket}): add yourself to its group "
-                "(`sudo usermod -aG docker $USER`, log in again) or run this as root."
-            )
         raise ClusterError("No Docker engine answers: install Docker and start it, then run this again.")
     if not shutil.which("dockerd") or not shutil.which("docker"):
         with steps.step("Docker engine: install docker.io"):

@@ -71,7 +71,7 @@ class IPBlock(ApiModel):
 
     cidr: CIDR = Field(description="Addresses, for example 192.0.2.0/24.")
     except_: Annotated[list[CIDR], Field(max_length=16, json_schema_extra=ATOMIC)] | None = Field(
-        None, alias="except", description="Addresses of the block that are not meant."
+        None, alias="except", description="Addresses of the block that are left out, for example 192.0.2.8/29."
     )
 
     @model_validator(mode="after")

@@ -71,7 +71,7 @@ class PreferredSchedulingTerm(ApiModel):
     """Nodes that are preferred."""
 
     weight: Weight = Field(description="How much it counts, 1 to 100.")
-    preference: NodeSelectorTerm = Field(description="Which nodes.")
+    preference: NodeSelectorTerm = Field(description="The nodes, by their labels.")
 
 
 class NodeAffinity(ApiModel):

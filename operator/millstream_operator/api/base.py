@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticKnownError
 
@@ -49,6 +49,7 @@ QualifiedName = Annotated[
     str,
     StringConstraints(pattern=QUALIFIED_NAME_PATTERN, min_length=1, max_length=317),
     AfterValidator(_within_its_parts),
+    Field(json_schema_extra={"allOf": [{"pattern": QUALIFIED_NAME_PARTS_PATTERN}]}),
 ]
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 DNSSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, min_length=1, max_length=253)]

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.ratchets import new_violations
-from millstream_operator.api.rules import violations
+from millstream_operator.api.rules import Violation, violations
 from millstream_operator.api.validation.field_hints import KEY_HINT, QUANTITIES, unknown_field_hint, wanted
 
 Location = tuple[int | str, ...]
@@ -228,9 +228,19 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         if violation.message.startswith(f"{NAME} "):  # the API server has no place for a rule of the name but the root
             words = violation.message.removeprefix(NAME)
             raise fail(NAME.split("."), f"{NAME} is {_shown(deployment.name)}; it{words}")
-        steps = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
-        raise fail([int(step) if step.isdigit() else step for step in steps], str(violation))
+        names = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
+        steps = [int(name) if name.isdigit() else name for name in names]
+        raise fail(steps, _with_value(violation, manifest, steps))
     return deployment
+
+
+def _with_value(violation: Violation, manifest: Any, steps: Sequence[int | str]) -> str:
+    """Return what the API server says, and the value where the rule is about that of one field."""
+    if not violation.message.startswith("must "):
+        return str(violation)
+    for step in steps:
+        manifest = manifest[step]
+    return f"{violation.path} is {_shown(manifest)}; it {violation.message}"
 
 
 @dataclass(frozen=True, slots=True)

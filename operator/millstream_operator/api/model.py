@@ -29,9 +29,9 @@ Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, ma
 class ObjectKey(ApiModel):
     """One key of a Secret or ConfigMap in the LLMDeployment's own namespace."""
 
-    name: DNSSubdomain = Field(description="Name of the object.")
+    name: DNSSubdomain = Field(description="Name of the Secret or ConfigMap.")
     key: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)] = Field(
-        description="Key in it."
+        description="Key in that Secret or ConfigMap."
     )
 
 

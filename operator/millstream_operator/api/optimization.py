@@ -87,32 +87,33 @@ class QualityGate(ApiModel):
     max_mean_kl: Decimal | None = Field(
         None,
         alias="maxMeanKL",
-        description="Limit of the mean KL divergence of each slice, for example 20m. Default: 50m; 20m for slices "
-        "named code or math.",
+        description="Limit of the mean KL divergence of each slice, in nats per token: 20m is 0.02. Default: 50m; 20m "
+        "for slices named code or math.",
     )
     max_p99_kl: Decimal | None = Field(
         None,
         alias="maxP99KL",
-        description='Limit of its 99th percentile. Default: 1; 500m for slices named code or math.',
-    )  # fmt: skip
+        description="Limit of the 99th percentile of the KL divergence of each slice, in nats: 500m is 0.5. Default: "
+        "1; 500m for slices named code or math.",
+    )
     min_top1_agreement_percent: int | None = Field(
         None,
         ge=0,
         le=100,
-        description="Least share of tokens for which both models prefer the same one. Default: 95; 98 for slices named "
-        "code or math.",
+        description="Least share of tokens, in percent, for which both models prefer the same one. Default: 95; 98 for "
+        "slices named code or math.",
     )
     max_flip_percent: int | None = Field(
         None,
         ge=0,
         le=100,
-        description="Limit of the share of tokens that exactly one of the models gets right. Default: 3; 2 for slices "
-        "named code or math.",
+        description="Limit of the share of tokens, in percent, that exactly one of the models gets right. Default: 3; "
+        "2 for slices named code or math.",
     )
     max_perplexity_ratio: Decimal | None = Field(
         None,
-        description='Limit of the perplexity over that of the base, for example "1.02". Default: 1.03; 1.02 for slices '
-        "named code or math.",
+        description='Limit of the perplexity divided by that of the base, in quotes: "1.02" admits 2 % more. Default: '
+        "1.03; 1.02 for slices named code or math.",
     )
 
 

@@ -19,6 +19,8 @@ _ATOMIC: dict[str, JsonValue] = {"x-kubernetes-list-type": "atomic"}
 
 
 class PlanReason(ApiModel):
+    """Why one field of the plan has its value."""
+
     field: Name = Field(description="The plan's field, for example engine.maxNumSeqs.")
     reason: Text = Field(description="Why it has its value.")
 

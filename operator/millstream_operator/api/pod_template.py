@@ -74,7 +74,7 @@ class KeyRef(ApiModel):
 
     name: DNSSubdomain = Field(description="Name of the Secret or ConfigMap.")
     key: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)] = Field(
-        description="Key in it."
+        description="Key in that Secret or ConfigMap."
     )
     optional: bool | None = Field(None, description="Start the pod even when it is missing. Default: false.")
 
@@ -151,6 +151,8 @@ class Container(ApiModel):
 
 
 class LocalObjectReference(ApiModel):
+    """A Secret of the namespace, by name."""
+
     name: DNSSubdomain = Field(description="Name of the Secret, of type kubernetes.io/dockerconfigjson.")
 
 

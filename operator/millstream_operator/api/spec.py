@@ -60,9 +60,10 @@ class Engine(ApiModel):
         None,
         ge=1,
         le=MAX_MODEL_LEN_LIMIT_TOKENS,
-        description="Tokens of prompt and answer together, at most. Planned is a KV pool of four requests of this "
-        "length; of one with parallelism.tensor; of one and four typical ones with a load. Default: by the workload's "
-        "profile, at least twice its request, at most what the model allows; all of that where GPUs are not known.",
+        description="Tokens of prompt and answer together, at most. The plan keeps room in the KV cache for four "
+        "requests of this length: for one with parallelism.tensor, for one and four usual ones with a load in "
+        "workload. Default: 8192; 16384 with profile RAG or Code, 4096 with Edge; at least twice inputTokens and "
+        "outputTokens; at most what the model allows, and that where the GPUs are not known.",
     )
     max_num_batched_tokens: int | None = Field(
         None,
@@ -180,7 +181,8 @@ class LLMDeploymentSpec(ApiModel):
 
     tier: Tier | None = Field(
         None,
-        description="Startup, Mid or Enterprise: sets defaults. Default: small batches, nothing specific to a tier.",
+        description="Startup, Mid or Enterprise: sets defaults of the batch, of speculation and of quantization. "
+        "Default: none of them, and a small batch.",
     )
     workload: Workload | None = Field(None, description="The requests to expect.")
     model: Model = Field(description="The model to serve.")

@@ -46,7 +46,7 @@ class ModelStatus(ApiModel):
         None, description="Commit or image digest that all pods load, where the source has one."
     )
     resolved_draft_revision: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        None, description="The same of the draft model or head."
+        None, description="Commit or image digest of the draft model or head, where its source has one."
     )
 
 
@@ -91,6 +91,8 @@ class RolloutStatus(ApiModel):
 
 
 class DecisionStatus(ApiModel):
+    """One decision."""
+
     time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] = Field(
         description="When it was decided, in UTC."
     )

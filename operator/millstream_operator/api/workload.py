@@ -36,13 +36,19 @@ class Workload(ApiModel):
     profile: Profile | None = Field(
         None,
         description="Chat, RAG, Code, Math, Creative, Batch or Edge: sets defaults for batching, speculation and "
-        "quantization. Default: nothing specific to a workload.",
+        "quantization. Default: none of them; the batch is by tier.",
     )
     input_tokens: int | None = Field(
-        None, ge=1, le=MAX_MODEL_LEN_LIMIT_TOKENS, description="Tokens of a usual prompt. Default: by profile."
+        None,
+        ge=1,
+        le=MAX_MODEL_LEN_LIMIT_TOKENS,
+        description="Tokens of a usual prompt. Default: by profile, else 1000.",
     )
     output_tokens: int | None = Field(
-        None, ge=1, le=MAX_MODEL_LEN_LIMIT_TOKENS, description="Tokens of a usual answer. Default: by profile."
+        None,
+        ge=1,
+        le=MAX_MODEL_LEN_LIMIT_TOKENS,
+        description="Tokens of a usual answer. Default: by profile, else 250.",
     )
     requests_per_minute: int | None = Field(
         None, ge=1, le=10_000_000, description="Requests a minute to serve, all replicas together. Default: unknown."
@@ -53,7 +59,7 @@ class Workload(ApiModel):
 
 
 class LatencyObjective(ApiModel):
-    p95: Latency = Field(description="What 95 of 100 requests must stay below, for example 200ms.")
+    p95: Latency = Field(description="What 95 of 100 requests must stay below: ttft is some 200ms, itl some 40ms.")
 
 
 class Objectives(ApiModel):

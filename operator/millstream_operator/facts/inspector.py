@@ -15,6 +15,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.children.children import Children
+from millstream_operator.children.job_needs import needed_by_job
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
@@ -28,9 +29,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.inspect_job import MODEL_FIELD, Subject, inspect_job, inspection_key
 from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
 from millstream_operator.rendering.names import INSPECTION_LABEL, INSPECTOR, role_of
-from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.service_account import service_account
 from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
@@ -150,12 +149,8 @@ class Inspector:
         step = next_step(subject, todays, self._index.children(key, POD), self._now())
         if step.answer is not None:
             return step.answer
-        if step.start is not None:
-            # The pod needs an account, and a NetworkPolicy where the namespace denies traffic.
-            around = self._surroundings()
-            policy = network_policy(owner, around.network, around.operator_namespace, around.api_servers)
-            policies = [policy] if policy is not None else []
-            await self._apply(owner, [service_account(owner), *policies, attempt(step.start)])
+        started = [attempt(step.start)] if step.start is not None else []
+        await self._apply(owner, [*needed_by_job(self._children, owner, key, self._surroundings()), *started])
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *step.to_delete])
         assert step.problem is not None  # noqa: S101 - no answer

@@ -145,6 +145,7 @@ def _attempt_state(work: JobWork, job: Manifest, pods: Sequence[Manifest], now: 
             return _Pending(None, left)
         of_what = f"{work.what[:1].lower()}{work.what[1:]}"
         lost = f"The result of {of_what} is lost: its pod was deleted before the operator read it."
+        lost = f"{lost} Another attempt follows."
         return _Failed(Diagnosis(work.failure, lost), seconds_ago)
     return _Pending(diagnosed)
 

@@ -110,13 +110,26 @@ class Preparer:
         """Delete the Jobs of an older spec: the new one asks for nothing."""
         await self._steps.stop(owner, key)
 
-    def known(self, owner: LLMDeployment, key: OwnerKey, path: str, revision: str | None) -> Prepared:
-        """Return what is on record of a model that serves. `path`, `revision`: of its plan."""
-        gates = [one for one in steps_of(owner, path, revision) if one.kind is StepKind.JUDGE]
+    async def known(self, owner: LLMDeployment, key: OwnerKey, path: str, revision: str | None) -> Prepared:
+        """Return what is on record of a model that serves, and stop what another spec asked for in between.
+
+        `path`, `revision`: of its plan.
+        """
+        steps = steps_of(owner, path, revision)
+        await self._steps.stop(owner, key, {step.key for step in steps})
+        gates = [one for one in steps if one.kind is StepKind.JUDGE]
         if not gates:
             return Prepared()
         answer = self._steps.recorded(owner, key, gates[0])
         return Prepared(step_messages.gate_in_words(answer) if answer is not None else NOT_JUDGED)
+
+    def is_made_again(self, owner: LLMDeployment, key: OwnerKey, path: str, revision: str | None) -> bool:
+        """Whether a model that was made is gone with its volume, so that its Job runs again though its plan is kept.
+
+        `path`, `revision`: of that plan.
+        """
+        steps = steps_of(owner, path, revision)
+        return any(self._steps.is_made_again(owner, key, one) for one in steps if one.kind is StepKind.QUANTIZE)
 
     async def _answer(
         self,

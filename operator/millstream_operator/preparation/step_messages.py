@@ -23,7 +23,7 @@ from millstream_operator.rendering.preparation_job import Step, StepKind, gate_o
 
 Manifest = dict[str, Any]
 MEMORY_FIX = "Raise podTemplate.spec.containers[runtime].resources.limits.memory; its Jobs have the same."
-OLD_PODS = "Pods of an earlier revision keep serving."
+OLD_PODS = "Pods of an earlier revision, if any, keep serving."
 
 
 def work_of(owner: LLMDeployment, steps: Sequence[Step], step: Step, jobs: Sequence[Manifest]) -> JobWork:

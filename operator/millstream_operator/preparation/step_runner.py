@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import Children
+from millstream_operator.children.job_needs import needed_by_job
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.job_attempts import JobWork, attempt_of, next_job_step
 from millstream_operator.kube.index import Index, OwnerKey
@@ -19,15 +20,14 @@ from millstream_operator.kube.kinds import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CL
 from millstream_operator.preparation.step_answers import read_step_answer
 from millstream_operator.rendering.model_cache import cache_claim_name, model_cache
 from millstream_operator.rendering.names import PREPARATION_LABEL, role_of
-from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.preparation_job import Step, StepKind
 from millstream_operator.rendering.preparation_record import (
-    lost_records,
+    is_lost,
     outdated_records,
     preparation_record,
+    record_of_step,
     recorded_text,
 )
-from millstream_operator.rendering.service_account import service_account
 from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
@@ -81,31 +81,49 @@ class StepRunner:
             answer = state.answer
             cache_uid = self._cache_uid(owner, key) if step.kind in MADE_IN_CACHE else None
             record = preparation_record(owner, step.key, answer, cache_uid)
+            await self._children.delete(owner, self._lost(owner, key, step))
             if (problem := await self._children.apply_all(owner, [record])) is not None:
                 return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
         await self._children.delete(owner, self._jobs_of(owner, key, step))
         return StepState(answer)
 
     def recorded(self, owner: LLMDeployment, key: OwnerKey, step: Step) -> Manifest | None:
-        """Return the answer on record; None for that of another version of the operator, too."""
+        """Return the answer on record; None for that of another version of the operator, and of a volume that is gone,
+        too."""
+        if self._lost(owner, key, step):
+            return None
         text = recorded_text(self._children.list_owned(owner, key, CONFIG_MAP), step.key)
         answer = read_step_answer(step.kind, text) if text is not None else None
         return None if isinstance(answer, Diagnosis) else answer
 
-    async def stop(self, owner: LLMDeployment, key: OwnerKey) -> None:
-        """Delete the Jobs of an older spec: the new one asks for nothing."""
-        await self._children.delete(owner, self._jobs(owner, key))
+    def is_made_again(self, owner: LLMDeployment, key: OwnerKey, step: Step) -> bool:
+        """Whether what the step made for pods that serve is gone with its volume, and there is another, or a Job makes
+        it again already. A claim that is being deleted stays until its pods have left it, so nothing is gone yet."""
+        if self.recorded(owner, key, step) is not None or self._cache_uid(owner, key) is None:
+            return False
+        return bool(self._lost(owner, key, step) or self._jobs_of(owner, key, step))
+
+    async def stop(self, owner: LLMDeployment, key: OwnerKey, but: Collection[str] = ()) -> None:
+        """Delete the Jobs of an older spec. `but`: the keys of the steps of today's."""
+        await self._children.delete(owner, [job for job in self._jobs(owner, key) if _step_key(job) not in but])
 
     async def delete_others(self, owner: LLMDeployment, key: OwnerKey, keys: Collection[str]) -> None:
-        """Stop what an older spec asked for, and delete its oldest records and those whose volume is gone.
+        """Stop what an older spec asked for, and delete the oldest records.
 
         `keys`: of the steps of today's.
         """
-        others = [job for job in self._jobs(owner, key) if _step_key(job) not in keys]
-        stored = self._children.list_owned(owner, key, CONFIG_MAP)
-        found = (*outdated_records(stored), *lost_records(stored, self._cache_uid(owner, key)))
-        records = {one["metadata"]["name"]: dict(one) for one in found}
-        await self._children.delete(owner, [*others, *records.values()])
+        await self.stop(owner, key, keys)
+        records = outdated_records(self._children.list_owned(owner, key, CONFIG_MAP))
+        await self._children.delete(owner, map(dict, records))
+
+    def _lost(self, owner: LLMDeployment, key: OwnerKey, step: Step) -> list[Manifest]:
+        """Return the record of the step where what it made is in no volume any more. It is deleted when the step is
+        done again: until then it says that there was something."""
+        if step.kind not in MADE_IN_CACHE:
+            return []
+        record = record_of_step(self._children.list_owned(owner, key, CONFIG_MAP), step.key)
+        lost = record is not None and is_lost(record, self._cache_uid(owner, key))
+        return [dict(record)] if record is not None and lost else []
 
     def _cache_uid(self, owner: LLMDeployment, key: OwnerKey) -> str | None:
         """Return the uid of the claim of `model.cache`; None where there is none, or it is being deleted."""
@@ -136,20 +154,17 @@ class StepRunner:
         if next_one.answer is not None:
             return StepState(next_one.answer)
         started = [attempt(next_one.start)] if next_one.start is not None else []
-        if (problem := await self._children.apply_all(owner, [*self._needed(owner), *started])) is not None:
+        if (problem := await self._children.apply_all(owner, [*self._needed(owner, key), *started])) is not None:
             return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *next_one.to_delete])
         return StepState(None, next_one.problem or work.under_way, next_one.recheck_seconds)
 
-    def _needed(self, owner: LLMDeployment) -> list[Manifest]:
-        """Return what the pod of a Job needs: an account, a policy where the namespace denies traffic, and the cache.
-
-        Also while it waits: somebody may have deleted one of them.
-        """
-        around = self._surroundings()
-        policy = network_policy(owner, around.network, around.operator_namespace, around.api_servers)
-        return [one for one in (service_account(owner), policy, model_cache(owner)) if one is not None]
+    def _needed(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
+        """Return what the pod of a Job needs, the cache included."""
+        cache = model_cache(owner)
+        needed = needed_by_job(self._children, owner, key, self._surroundings())
+        return needed if cache is None else [*needed, cache]
 
 
 def _step_key(job: Manifest) -> str | None:

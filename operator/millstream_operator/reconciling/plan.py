@@ -73,12 +73,20 @@ class PlanStage:
     async def _prepared(
         self, owner: LLMDeployment, key: OwnerKey, kept: PinnedRevision | None, inspected: Inspected
     ) -> Prepared:
-        """A plan that is kept was prepared before it was pinned. No Job runs for a plan that would be refused."""
+        """A plan that is kept was prepared before it was pinned. No Job runs for a plan that would be refused.
+
+        Where the volume was deleted, the model is made again in its place, and the plan stays.
+        """
         quantization = owner.spec.quantization
         if quantization is None or (quantization.calibration is None and quantization.quality_gate is None):
             await self._preparer.stop(owner, key)
             return Prepared()
-        if kept is not None:
-            revision = kept.revision.resolved_revision
-            return self._preparer.known(owner, key, weights_path(owner, revision), revision)
-        return await self._preparer.ask(owner, key, self._pinning.preview(owner, inspected), inspected.model)
+        if kept is None:
+            return await self._preparer.ask(owner, key, self._pinning.preview(owner, inspected), inspected.model)
+        revision = kept.revision.resolved_revision
+        path = weights_path(owner, revision)
+        if not self._preparer.is_made_again(owner, key, path, revision):
+            return await self._preparer.known(owner, key, path, revision)
+        inspected = await self._inspector.ask(owner, key)
+        plan = replace(self._pinning.preview(owner, inspected), model_path=path, model_revision=revision)
+        return await self._preparer.ask(owner, key, plan, inspected.model)

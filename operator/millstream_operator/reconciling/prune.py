@@ -24,7 +24,8 @@ HISTORY = (CONTROLLER_REVISION, CONFIG_MAP)  # what revisions leave behind
 async def prune(context: ReconcileContext, children: Children) -> None:
     """Delete per kind; of the history alone where the wanted objects could not be applied."""
     owner, key, rollout, records = context.owner, context.key, context.rollout, context.records
-    revisions = (rollout.pin, rollout.running, last_answered(records))
+    good = last_answered(records)  # what a failed revision goes back to
+    revisions = (rollout.pin, rollout.running, good)
     keep = {one.revision.name for one in revisions if one is not None}
     to_delete = prunable_records(records, keep, digests_in_use(context.state, context.pods))
     names = {record["metadata"]["name"] for record in to_delete}
@@ -36,5 +37,6 @@ async def prune(context: ReconcileContext, children: Children) -> None:
     for kind in OWNED if context.problem is None else HISTORY:
         to_delete = prunable(kind, children.list_owned(owner, key, kind), applied, names, maps)
         if kind is PERSISTENT_VOLUME_CLAIM:
-            to_delete = unmounted(to_delete, makers)
+            needed = makers if good is None else [*makers, good.revision.template]
+            to_delete = unmounted(to_delete, needed)
         await children.delete(owner, to_delete)

@@ -6,7 +6,8 @@
 Policies add up, so one that admits everyone would open a namespace whose own policies deny everyone. Where no peer is
 declared ours is silent about ingress, and the namespace decides. Of egress that the spec or a download opens, two
 things are taken out: metadata services, which give away the node's credentials, and the API server. The pods that
-inspect a model need the same as those that serve, so the policy covers every pod of the deployment.
+inspect a model need the same as those that serve, so the policy covers every pod of the deployment. A revision that
+serves may download what today's spec does not: a new pod of it needs the hub, too.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ def network_policy(
     operator_namespace: str = "",
     api_servers: Iterable[ApiServer] = (),
     runtime: Capabilities = CAPABILITIES,
+    *,
+    pods_download: bool = False,
 ) -> dict[str, Any] | None:
     """Return the policy; None where the mode is Disabled.
 
-    A draft model counts where the runtime drafts with it: elsewhere its spec is refused.
+    `pods_download`: pods of a revision that runs download, whatever the spec says now.
     """
     network = owner.spec.network or Network()
     if (network.mode or defaults.mode) is NetworkMode.DISABLED:
@@ -83,7 +86,7 @@ def network_policy(
     spec: dict[str, Any] = {
         "podSelector": {"matchLabels": {DEPLOYMENT_LABEL: owner.name}},
         "policyTypes": ["Ingress", "Egress"] if ingress else ["Egress"],
-        "egress": _egress(owner, network, defaults, [*api_servers], runtime),
+        "egress": _egress(network, defaults, [*api_servers], pods_download or spec_downloads(owner, runtime)),
     }
     if ingress:
         admitted = [*_operator(operator_namespace), *map(_plain, ingress)]
@@ -91,12 +94,19 @@ def network_policy(
     return child(owner, "networking.k8s.io/v1", "NetworkPolicy") | {"spec": spec}
 
 
+def spec_downloads(owner: LLMDeployment, runtime: Capabilities = CAPABILITIES) -> bool:
+    """Whether a pod of the spec, or of one of its Jobs, must reach a hub or a registry.
+
+    A draft model counts where the runtime drafts with it: elsewhere its spec is refused.
+    """
+    draft = usable_draft(owner.spec, runtime)
+    gate = owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
+    sources = (owner.spec.model.source, draft, gate.base if gate is not None else None)
+    return any(downloads(source) for source in sources if source is not None)
+
+
 def _egress(
-    owner: LLMDeployment,
-    network: Network,
-    defaults: NetworkDefaults,
-    api_servers: list[ApiServer],
-    runtime: Capabilities,
+    network: Network, defaults: NetworkDefaults, api_servers: list[ApiServer], has_downloads: bool
 ) -> list[dict[str, Any]]:
     dns = {
         "to": [*map(_plain, defaults.dns or CLUSTER_DNS)],
@@ -107,10 +117,7 @@ def _egress(
         ],
     }
     found = [dns]
-    draft = usable_draft(owner.spec, runtime)
-    gate = owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
-    sources = (owner.spec.model.source, draft, gate.base if gate is not None else None)
-    if any(downloads(source) for source in sources if source is not None):
+    if has_downloads:
         found += shielded(ANYWHERE, [{"protocol": "TCP"}], api_servers)
     for rule in network.egress or ():
         ports = [{"protocol": "TCP", **_plain(port)} for port in rule.ports or ()]

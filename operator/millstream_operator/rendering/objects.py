@@ -36,12 +36,16 @@ def objects(
     older revisions with pods, whose configuration must stay while they do. `render_workload`: renders what makes the
     pods.
     """
+    also_running = [*also_running]
     boots = {one.config_hash: one.boot for one in (*also_running, revision) if one.boot is not None}
     has_keys = any(boot.get("api_keys_file") for boot in boots.values())
     digests = surroundings.probe_keys.digests(owner) if has_keys else ()
+    # What its pods do before the runtime starts is to download.
+    pods_download = any(one.template["spec"].get("initContainers") for one in (*also_running, revision))
+    around = surroundings.network, surroundings.operator_namespace, surroundings.api_servers
     wanted = [
         service_account(owner),
-        network_policy(owner, surroundings.network, surroundings.operator_namespace, surroundings.api_servers),
+        network_policy(owner, *around, pods_download=pods_download),
         service(owner),
         pod_disruption_budget(owner),
         model_cache(owner),

@@ -18,7 +18,6 @@ from millstream_operator.rendering.names import PREPARATION_LABEL, PREPARER, ROL
 
 ANSWER_KEY = "answer.json"
 CACHE_UID_ANNOTATION = "millstream.dev/cache-uid"
-MADE_EVENTS = frozenset({"quantized", "tuned"})  # of answers whose result is in the cache
 HISTORY_LIMIT = 16  # records kept; a spec that goes back finds what it was judged by
 
 
@@ -33,12 +32,15 @@ def preparation_record(
     return record | {"immutable": True, "data": {ANSWER_KEY: json.dumps(answer, sort_keys=True)}}
 
 
+def record_of_step(stored: Iterable[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
+    """Return the record of a step; None where there is none."""
+    return next((one for one in stored if one["metadata"].get("labels", {}).get(PREPARATION_LABEL) == key), None)
+
+
 def recorded_text(stored: Iterable[Mapping[str, Any]], key: str) -> str | None:
     """Return what the pod of a step said; None where there is no record of it."""
-    for record in stored:
-        if record["metadata"].get("labels", {}).get(PREPARATION_LABEL) == key:
-            return str((record.get("data") or {}).get(ANSWER_KEY, ""))
-    return None
+    record = record_of_step(stored, key)
+    return None if record is None else str((record.get("data") or {}).get(ANSWER_KEY, ""))
 
 
 def outdated_records(stored: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -48,23 +50,10 @@ def outdated_records(stored: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
     return newest[HISTORY_LIMIT:]
 
 
-def lost_records(stored: Iterable[Mapping[str, Any]], cache_uid: str | None) -> list[Mapping[str, Any]]:
-    """Return the records of what lies in no volume any more. `cache_uid`: of today's claim; None: there is none.
+def is_lost(record: Mapping[str, Any], cache_uid: str | None) -> bool:
+    """Whether what a step made lies in no volume any more. `cache_uid`: of today's claim; None: there is none.
 
     A record of an older version names no claim: it holds while there is one.
     """
-    made = [one for one in stored if PREPARATION_LABEL in one["metadata"].get("labels", {}) and _is_made(one)]
-    return [one for one in made if cache_uid is None or _cache_uid(one) not in (None, cache_uid)]
-
-
-def _cache_uid(record: Mapping[str, Any]) -> str | None:
-    found: str | None = (record["metadata"].get("annotations") or {}).get(CACHE_UID_ANNOTATION)
-    return found
-
-
-def _is_made(record: Mapping[str, Any]) -> bool:
-    try:
-        answer = json.loads((record.get("data") or {}).get(ANSWER_KEY, ""))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(answer, dict) and str(answer.get("event")) in MADE_EVENTS
+    named = (record["metadata"].get("annotations") or {}).get(CACHE_UID_ANNOTATION)
+    return cache_uid is None or named not in (None, cache_uid)

@@ -18,7 +18,7 @@ from millstream_operator.diagnosis.pod_facts import digest_of_pod, is_ready
 from millstream_operator.diagnosis.pod_failures import diagnose, diagnose_pod
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.kueue import is_gated_by_kueue
-from millstream_operator.rollout.workload import deadline_passed, replica_failure
+from millstream_operator.rollout.workload import DEADLINE_FIX, deadline_passed, replica_failure
 from millstream_operator.workloads.workload import WorkloadState
 
 Manifest = dict[str, Any]
@@ -52,7 +52,9 @@ def certain_failure(
     waits_for_quota = any(map(is_gated_by_kueue, own))
     if not deadline_passed(state, digest) or waits_for_quota or (own and all(on_time)):
         return None  # of a pod that is ready, the Deployment controller learns a moment later
-    late = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
+    late = Diagnosis(
+        Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.", DEADLINE_FIX
+    )
     return diagnose(own) or late
 
 

@@ -6,6 +6,8 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.workloads.workload import WorkloadState
 
+DEADLINE_FIX = "If its pods only need longer, raise rollout.progressDeadline and warmup.timeout."
+
 
 def rolled_out(owner: LLMDeployment, revision: Revision, state: WorkloadState | None) -> bool:
     """All replicas run the revision and are available, and no older one is left."""

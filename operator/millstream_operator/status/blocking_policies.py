@@ -92,6 +92,7 @@ def deadline_passed(observation: Observation) -> Diagnosis | None:
     return Diagnosis(
         Reason.PROGRESS_DEADLINE_EXCEEDED,
         sentence(f"The rollout made no progress within rollout.progressDeadline. {_missing_mounts(observation)}"),
+        workload.DEADLINE_FIX,
     )
 
 

@@ -72,6 +72,9 @@ def _scaling(observation: Observation) -> Condition:
 def _in_progress(observation: Observation, phase: str | None) -> Condition:
     wanted = observation.owner.spec.replicas
     in_place = observation.rollout is not None and observation.rollout.strategy is AppliedStrategy.RESOURCE_AWARE
+    if wanted == 0:
+        reason = Reason.STARTING if observation.is_first else Reason.ROLLING_OUT
+        return Condition(conditions.READY, False, reason, "spec.replicas is 0: waiting until no pod is left.")
     where = f"; the slowest is in phase {phase}" if phase is not None and observation.own_pods else ""
     return Condition(
         conditions.READY,

@@ -73,10 +73,48 @@ AT_THE_BOUNDS: list[Document] = [
             "labels": {"team": "x" * 63},
             "annotations": {"a.example/note": "ü" * 4096, "empty": ""},
             "nodeSelector": {"a.example/zone": ""},
-            "tolerations": [{}, {"key": "gpu", "operator": "Equal", "value": "", "tolerationSeconds": 86400}],
+            "tolerations": [
+                {"operator": "Exists", "value": ""},
+                {"key": "gpu", "operator": "Equal", "value": "", "effect": "NoExecute", "tolerationSeconds": 86400},
+            ],
             "priorityClassName": "high.priority",
         }
     },
+]
+
+OPERATOR_POD = {
+    "nodeSelector": {"kubernetes.io/os": "linux", "spot": "true"},
+    "tolerations": [{"operator": "Exists"}, {"key": "a.example/b", "effect": "NoExecute", "tolerationSeconds": 600}],
+    "priorityClassName": "high.priority",
+    "podAnnotations": {"a.example/Note": "ü" * 5000},
+    "imagePullSecrets": ["a.b-c"],
+    "resources": {"requests": {"cpu": 0.5, "memory": 134217728}, "limits": {"cpu": "1.5"}},
+}
+AT_THE_BOUNDS += [
+    {
+        "operator": OPERATOR_POD,
+        "catalog": {"configMap": "a.b"},
+        "serviceMonitor": {"enabled": True, "interval": "1h30s"},
+    }
+]
+REFUSED_BY_THE_API_SERVER: list[Document] = [
+    {"operator": {"nodeSelector": {"a b": "x"}}},
+    {"operator": {"nodeSelector": {"zone": "a/b"}}},
+    {"operator": {"tolerations": [{}]}},
+    {"operator": {"tolerations": [{"key": "a b"}]}},
+    {"operator": {"tolerations": [{"operator": "Exists", "value": "x"}]}},
+    {"operator": {"tolerations": [{"key": "gpu", "effect": "NoSchedule", "tolerationSeconds": 3}]}},
+    {"operator": {"priorityClassName": "High One"}},
+    {"operator": {"podAnnotations": {"a note": "x"}}},
+    {"operator": {"imagePullSecrets": ["a..b"]}},
+    {"operator": {"imagePullSecrets": [""]}},
+    {"podDefaults": {"tolerations": [{}]}},
+    {"podDefaults": {"tolerations": [{"operator": "Equal", "value": "x"}]}},
+    {"podDefaults": {"tolerations": [{"operator": "Exists", "value": "x"}]}},
+    {"podDefaults": {"tolerations": [{"key": "gpu", "tolerationSeconds": 3}]}},
+    {"catalog": {"configMap": "a..b"}},
+    {"serviceMonitor": {"enabled": True, "interval": "30m1h"}},
+    {"serviceMonitor": {"enabled": True, "interval": "30"}},
 ]
 
 
@@ -84,8 +122,8 @@ def render_values(values: Document, folder: Path, *, chart: Path = CHART) -> tup
     """(documents, what helm refuses) for a values file."""
     file = folder / "values.yaml"
     images = {"operator": {"image": "registry/operator:1"}, "runtime": {"image": "registry/runtime:1"}}
-    merged = {name: images.get(name, {}) | values.get(name, {}) for name in {*images, *values}}
-    file.write_text(yaml.safe_dump(merged))
+    given = {name: one if one is None else images.get(name, {}) | one for name, one in values.items()}
+    file.write_text(yaml.safe_dump(images | given))
     done = helm("template", "millstream", str(chart), "--kube-version", "1.34.0", "-f", str(file))
     return [one for one in yaml.safe_load_all(done.stdout) if one], done.stderr if done.returncode else ""
 
@@ -96,11 +134,56 @@ def test_helm_refuses_what_the_operator_would_refuse_at_its_start(values: Docume
     assert refused, f"helm takes it, and the operator says: {settings_problem(documents, tmp_path)}"
 
 
+@pytest.mark.parametrize("values", REFUSED_BY_THE_API_SERVER, ids=lambda values: json.dumps(values)[:60])
+def test_helm_refuses_what_the_api_server_would_refuse_in_the_middle_of_an_upgrade(
+    values: Document, tmp_path: Path
+) -> None:
+    _, refused = render_values(values, tmp_path)
+    assert refused
+
+
 @pytest.mark.parametrize("values", AT_THE_BOUNDS, ids=lambda values: json.dumps(values)[:60])
 def test_what_helm_takes_the_operator_starts_with(values: Document, tmp_path: Path) -> None:
     documents, refused = render_values(values, tmp_path)
     assert not refused
     assert settings_problem(documents, tmp_path) == ""
+
+
+NULLS = (
+    "operator.logLevel",
+    "operator.imagePullPolicy",
+    "operator.watchNamespaces",
+    "operator.tolerations",
+    "podDefaults",
+    "inventory",
+    "catalog",
+    "monitoring",
+    "network",
+    "networkPolicy",
+    "serviceMonitor",
+)
+
+
+def test_a_value_of_null_is_the_default(tmp_path: Path) -> None:
+    """helm drops such a value together with the chart's default for it."""
+    values: Document = {}
+    for name in NULLS:
+        section, _, field = name.partition(".")
+        values.setdefault(section, {})[field] = None
+        if not field:
+            values[section] = None
+    documents, refused = render_values(values, tmp_path)
+    assert not refused
+    assert settings_problem(documents, tmp_path) == ""
+    assert without_pod_defaults(documents) == without_pod_defaults(render_values({}, tmp_path)[0])
+
+
+def without_pod_defaults(documents: list[Document]) -> list[Document]:
+    """An empty object and one with empty fields mean the same."""
+    for one in documents:
+        one.get("data", {}).pop("pod-defaults.json", None)
+        one.get("spec", {}).get("template", {}).get("metadata", {}).pop("annotations", None)
+    return documents
 
 
 def test_the_schema_of_a_gpu_is_that_of_the_catalogue() -> None:

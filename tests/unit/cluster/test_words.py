@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster import apt, docker_engine, registry, shell, smoke
+from hack.cluster import apt, docker_engine, paths, registry, shell, smoke
 from hack.cluster.__main__ import main
 from hack.cluster.docker_engine import daemon_config
 from hack.cluster.errors import ClusterError
@@ -71,6 +71,30 @@ def test_without_an_engine_a_user_is_told_what_to_do(
     assert said.out == ""
     assert said.err.strip().endswith("install Docker and start it, then run this again.") or "add yourself" in said.err
     assert "Traceback" not in said.err
+
+
+def test_down_without_docker_says_that_nothing_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.touch()
+    monkeypatch.setattr(paths, "KUBECONFIG", kubeconfig)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    assert main(["down", "--all"]) == 0
+    assert "Docker is not installed, so there is no cluster" in capsys.readouterr().out
+    assert not kubeconfig.exists(), "it names a cluster that is gone"
+
+
+def test_down_with_a_stopped_engine_fails_and_names_the_fix(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped engine keeps the cluster's container: nothing was deleted."""
+    monkeypatch.setattr(docker_engine, "is_installed", lambda: True)
+    monkeypatch.setattr(docker_engine, "answers", lambda: False)
+    monkeypatch.setattr(docker_engine, "check_access", lambda: None)
+    assert main(["down"]) == 1
+    assert capsys.readouterr().err.strip().endswith("start Docker (`systemctl start docker`), then run this again.")
 
 
 def test_a_remote_engine_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from millstream_operator.api import crd
+from millstream_operator.api.base import QUALIFIED_NAME_PATTERN, is_qualified_name
 from millstream_operator.api.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -35,6 +36,7 @@ STRUCTURAL_KEYWORDS = {
     "properties",
     "items",
     "additionalProperties",
+    "allOf",
     "anyOf",
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-map-keys",
@@ -99,8 +101,22 @@ def test_the_schema_is_structural() -> None:
             assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
             continue
         assert "anyOf" not in node, f"{path}: optional is absent, never null"
+        assert all(part.keys() == {"pattern"} for part in node.get("allOf", ())), (
+            f"{path}: only values are checked there"
+        )
         assert isinstance(node.get("type"), str), path
         assert not ("properties" in node and "additionalProperties" in node), path
+
+
+def test_the_api_server_refuses_the_same_label_keys_as_the_operator() -> None:
+    """Else it stores an object that is InvalidSpec: a name has at most 63 characters, its prefix at most 253."""
+    keys = [node for path, node in NODES.items() if node.get("pattern") == QUALIFIED_NAME_PATTERN]
+    assert keys
+    for key, is_valid in {"x" * 63: True, "x" * 64: False, f"{'a' * 254}/x": False, f"{'a' * 253}/x": True}.items():
+        assert is_qualified_name(key) is is_valid
+        for node in keys:
+            patterns = [node["pattern"], *(part["pattern"] for part in node["allOf"])]
+            assert all(re.fullmatch(pattern, key) for pattern in patterns) is is_valid
 
 
 def test_every_string_list_and_map_is_bounded() -> None:

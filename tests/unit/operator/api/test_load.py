@@ -171,6 +171,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
         ["m.yaml:8", "spec.model.source.huggingFace.repository", '"name"', "org/name"],
     ),
     "no latency": (spec("objectives: {ttft: {p95: soon}}"), ["spec.objectives.ttft.p95", '"soon"', "200ms"]),
+    "too long a time": (spec("warmup: {timeout: 25h}"), ['spec.warmup.timeout is "25h"; it must be a duration', "24h"]),
     "no source": (GOOD.replace("      local: {path: demo-chat}", "      {}"), ["spec.model.source", "exactly one"]),
 }
 

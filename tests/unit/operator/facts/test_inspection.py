@@ -13,6 +13,8 @@ from millstream_operator.kube.kinds import (
     LLM_DEPLOYMENT,
     NETWORK_POLICY,
     POD,
+    SERVICE_ACCOUNT,
+    Kind,
 )
 from millstream_operator.rendering.inspection_record import HISTORY_LIMIT
 from tests.support.fake_operator import COMMIT, TINY_LLAMA, FakeOperator, answer_of, respec, served
@@ -48,6 +50,14 @@ async def test_while_it_runs_nothing_is_written_or_asked() -> None:
     await operator.turn()
     await operator.turn()
     assert operator.client.requests == []
+
+
+@pytest.mark.parametrize("kind", [SERVICE_ACCOUNT, NETWORK_POLICY], ids=lambda kind: kind.kind)
+async def test_what_its_pod_needs_is_repaired_while_it_waits(kind: Kind) -> None:
+    operator = await under_way()
+    operator.cluster.remove(kind, "demo")
+    await operator.turn()
+    assert operator.cluster.get(kind, "demo") is not None
 
 
 async def test_the_answer_is_kept_the_job_goes_and_the_commit_is_what_all_pods_load() -> None:

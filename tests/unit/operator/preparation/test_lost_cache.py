@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.kube.kinds import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, SERVICE_ACCOUNT
+from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, PERSISTENT_VOLUME_CLAIM, SERVICE_ACCOUNT
 from millstream_operator.rendering.preparation_record import CACHE_UID_ANNOTATION
+from tests.support.fake_cluster import Fault, Killed
 from tests.support.fake_operator import FakeOperator, answer_to, respec, served
 from tests.support.llmdeployments import manifest
 from tests.support.prepared_models import CACHE, CALIBRATED, LOCAL, Manifest, arguments, dataset, preparing, records
@@ -52,15 +53,54 @@ async def test_a_spec_that_goes_back_to_a_cache_that_was_deleted_has_it_made_aga
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_cache_that_somebody_deleted_is_filled_again_with_the_next_plan(command: str) -> None:
+async def test_a_cache_that_somebody_deleted_is_filled_again_for_the_plan_that_is_kept(command: str) -> None:
     operator = await served(manifest(**COMMANDS[command]))
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
     operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
-    ran = await settled(operator)
-    respec(operator.cluster, engine={"maxNumSeqs": 8})
-    assert command in [*ran, *await settled(operator)]
+    assert command in await settled(operator)
     assert operator.condition("Ready")["status"] == "True"
-    respec(operator.cluster, engine={"maxNumSeqs": 16})
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
+    assert len(records(operator)) == 1
+    respec(operator.cluster, engine={"maxNumSeqs": 8})
     assert command not in await settled(operator), "once"
+
+
+async def test_while_the_model_is_made_again_the_status_says_so_and_the_workload_stays() -> None:
+    operator = await served(manifest(**MADE))
+    operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+    await operator.turn()
+    await operator.turn()
+    assert [arguments(job)[0] for job in operator.cluster.all(JOB)] == ["quantize"]
+    assert operator.condition("Ready")["reason"] == "Quantizing"
+    operator.cluster.remove(DEPLOYMENT, "demo")
+    await operator.turn()
+    assert operator.cluster.get(DEPLOYMENT, "demo") is not None
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_killed_at_any_write_the_model_is_made_again(after: bool) -> None:
+    for at in range(40):
+        operator = await served(manifest(**MADE))
+        operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+        operator.client.fault = Fault(at, Killed(), after=after)
+        try:
+            await settled(operator)
+            break
+        except Killed:
+            await settled(FakeOperator(operator.cluster))
+        uid = operator.cluster.the(PERSISTENT_VOLUME_CLAIM, CLAIM)["metadata"]["uid"]
+        (record,) = records(operator)
+        assert record["metadata"]["annotations"][CACHE_UID_ANNOTATION] == uid, f"killed at write {at}"
+    assert at > 5
+
+
+async def test_a_cache_that_ends_once_its_pods_have_left_it_is_left_alone() -> None:
+    operator = await served(manifest(**MADE))
+    ending = {"deletionTimestamp": "2025-01-01T00:00:00Z"}
+    operator.cluster.edit(PERSISTENT_VOLUME_CLAIM, CLAIM, lambda live: live["metadata"].update(ending))
+    await operator.turn()
+    assert operator.cluster.all(JOB) == []
+    assert operator.condition("Ready")["status"] == "True"
 
 
 async def test_a_record_of_an_older_operator_holds_while_there_is_a_cache() -> None:

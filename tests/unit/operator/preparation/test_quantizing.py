@@ -165,6 +165,18 @@ async def test_a_spec_without_calibration_stops_the_job() -> None:
     assert operator.condition("Ready")["status"] == "True"
 
 
+async def test_a_spec_that_goes_back_to_what_serves_stops_the_job() -> None:
+    """It would quantize for hours, for nobody."""
+    operator = await served(manifest(**MADE))
+    respec(operator.cluster, quantization=CALIBRATED | {"method": "GPTQ"})
+    await operator.turn()
+    assert commands(operator) == ["quantize"]
+    respec(operator.cluster, quantization=MADE["quantization"])
+    await operator.turn()
+    assert commands(operator) == []
+    assert operator.condition("Ready")["status"] == "True"
+
+
 async def test_a_source_that_is_quantized_already_is_refused_before_a_job_runs_for_hours() -> None:
     stored = answer_of(None, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64})
     operator = FakeOperator(world(manifest(**MADE)))

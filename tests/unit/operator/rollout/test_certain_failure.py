@@ -94,6 +94,12 @@ def test_what_is_certain(name: str) -> None:
     assert (str(found.reason) if found is not None else None) == reason
 
 
+def test_too_late_says_which_fields_give_more_time() -> None:
+    found = certain_failure(DIGEST, state_of(DEPLOYMENTS, workload(**LATE)), [pod()])
+    assert found is not None
+    assert "raise rollout.progressDeadline and warmup.timeout" in found.message
+
+
 def test_the_name_of_an_image_is_no_evidence() -> None:
     """It may hold any word."""
     name = "registry.example/forbidden/denied:1"

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, POD
-from tests.support.fake_operator import FakeOperator, world
+from millstream_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    NETWORK_POLICY,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+)
+from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.llmdeployments import manifest
 from tests.support.rollout_controller import ended
-from tests.support.rollout_world import CRASHED, World, image, served
+from tests.support.rollout_world import CRASHED, GPU, World, image, served
 
 Manifest = dict[str, Any]
 
@@ -56,6 +62,49 @@ async def test_scaling_and_repair_go_on_with_what_was_put_back() -> None:
     await one.apply(replicas=2)
     assert one.images() == ["good"] * 2
     assert one.operator.condition("Ready")["reason"] == "RolledBack"
+
+
+HUB: Manifest = {"source": {"huggingFace": {"repository": "org/name"}}}
+LOCAL: Manifest = {"source": {"local": {"path": "demo-chat"}}}
+
+
+async def test_what_was_put_back_may_download_what_the_failed_spec_does_not() -> None:
+    """Else no new pod of it starts, once its node is lost."""
+    one = await served("ResourceAware", model=HUB)
+    opened = one.cluster.the(NETWORK_POLICY)["spec"]
+    await one.apply(model=LOCAL, **image("bad"))
+    assert one.operator.condition("Ready")["reason"] == "RolledBack"
+    assert one.cluster.the(NETWORK_POLICY)["spec"] == opened
+    await one.apply(model=LOCAL, **image("better"))
+    assert one.images() == ["better"]
+    assert len(one.cluster.the(NETWORK_POLICY)["spec"]["egress"]) == 1, "DNS: no pod downloads any more"
+
+
+async def test_pods_that_serve_may_download_while_the_next_model_is_looked_into() -> None:
+    one = await served(model=HUB)
+    opened = one.cluster.the(NETWORK_POLICY)["spec"]
+    respec(one.cluster, model={"source": {"persistentVolumeClaim": {"claimName": "models", "path": "a"}}})
+    for _ in range(3):
+        await one.operator.turn()
+        assert one.operator.condition("Ready")["reason"] == "Inspecting"
+        assert one.cluster.the(NETWORK_POLICY)["spec"] == opened
+
+
+async def test_the_cache_of_what_served_stays_until_its_successor_has_answered() -> None:
+    """It would be put back without it, and its pods would wait for a claim that nobody makes."""
+    one = await served("ResourceAware", gpus=1, accelerator=GPU, model=HUB | {"cache": {"size": "2Gi"}})
+    claim = one.cluster.the(PERSISTENT_VOLUME_CLAIM, "demo-model-cache")["metadata"]["uid"]
+    one.controller.failing["slow"] = {}  # it loads and loads
+    await one.apply(model=HUB, **image("slow"))
+    assert one.images() == [], "drained"
+    one.controller.failing["slow"] = CRASHED
+    await one.settle()
+    assert one.operator.condition("Ready")["reason"] == "RolledBack"
+    assert one.images() == ["good"]
+    assert one.cluster.the(PERSISTENT_VOLUME_CLAIM, "demo-model-cache")["metadata"]["uid"] == claim
+    await one.apply(model=HUB, **image("better"))
+    assert one.images() == ["better"]
+    assert one.cluster.get(PERSISTENT_VOLUME_CLAIM, "demo-model-cache") is None
 
 
 async def test_the_old_spec_makes_it_ready_at_once_without_a_restart() -> None:

@@ -80,6 +80,16 @@ async def test_scaling_to_zero_and_back_is_asked_for_and_no_warning() -> None:
     assert {event["type"] for event in one.cluster.events[events:]} <= {"Normal"}
 
 
+async def test_until_the_last_pod_is_gone_the_status_says_what_it_waits_for() -> None:
+    one = await served("Availability")
+    respec(one.cluster, replicas=0, engine={"maxNumSeqs": 8})
+    await one.operator.turn()
+    ready = one.operator.condition("Ready")
+    assert (ready["status"], ready["message"]) == ("False", "spec.replicas is 0: waiting until no pod is left.")
+    await one.settle()
+    assert one.operator.condition("Ready")["reason"] == "ScaledToZero"
+
+
 async def test_a_lost_probe_while_the_proxy_learns_of_the_new_pod_takes_nothing_away() -> None:
     one = await served("Availability")
     respec(one.cluster, replicas=2)
