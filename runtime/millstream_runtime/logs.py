@@ -85,6 +85,12 @@ def set_log_level(level: str) -> None:
     logging.getLogger("millstream").setLevel(_LEVELS[level])
 
 
+def log_level() -> str:
+    """The level of Millstream's own log."""
+    number = logging.getLogger("millstream").getEffectiveLevel()
+    return next((name for name, level in _LEVELS.items() if level >= number), "error")
+
+
 def _quoted(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
