@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from millstream import __version__
 from millstream.output_streams import drop_output, output_failure, prepare_output_streams
@@ -68,9 +69,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def report(failure: RuntimeFailure) -> int:
-    """Report the failure on stderr and in the termination message; return the exit code."""
-    print(f"millstream: {failure.message}", file=sys.stderr, flush=True)
-    write_termination_message(failure.termination_message())
+    """Report the failure in the termination message and on stderr, which may be unwritable; return the exit code."""
+    with suppress(OSError):
+        write_termination_message(failure.termination_message())
+        print(f"millstream: {failure.message}", file=sys.stderr, flush=True)
     return EXIT_USAGE if isinstance(failure, InvalidConfigError) else EXIT_FAILURE
 
 

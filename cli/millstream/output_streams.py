@@ -37,12 +37,22 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def prepare_output_streams() -> None:
     """Replace closed streams, and let no character of the output raise."""
     codecs.register_error(SIMILAR, _similar)
+    _occupy_standard_descriptors()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the whole process
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SIMILAR)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open /dev/null where 0, 1 or 2 is closed, for child processes too: their warnings would go into a socket."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free: this one
 
 
 def is_utf_8() -> bool:

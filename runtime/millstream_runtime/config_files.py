@@ -19,6 +19,7 @@ from millstream_runtime.errors import InvalidConfigError
 
 BOOT_FILE, LIVE_FILE = "boot.json", "live.json"
 MAX_FILE_BYTES = 1 << 16
+MAX_SHOWN_CHARACTERS = 40  # of a wrong value
 Half = TypeVar("Half", BootConfig, LiveConfig)
 
 
@@ -77,12 +78,15 @@ def _strict(half: type[BootConfig]) -> TypeAdapter[BootConfig]:
 def _parse(adapter: TypeAdapter[Half], text: str, path: Path) -> Half:
     try:
         return adapter.validate_json(text, strict=True)
+    except InvalidConfigError as error:  # of the class itself, in the words of the flags
+        raise InvalidConfigError(f"{path}: {error.message}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
             raise InvalidConfigError(
                 f"{path} has a field {where}, which this version of the runtime does not know; use the image that "
                 "belongs to the operator, or leave out the spec's field that asks for it."
             ) from None
-        raise InvalidConfigError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}.") from None
+        got = f"; got {first['input']!r}" if where and len(repr(first["input"])) <= MAX_SHOWN_CHARACTERS else ""
+        raise InvalidConfigError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}{got}.") from None

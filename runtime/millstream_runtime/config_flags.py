@@ -6,6 +6,7 @@ No flag has a default here. What was not given stays out, so that the config's o
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from enum import StrEnum
@@ -24,6 +25,8 @@ from millstream_runtime.config import (
 from millstream_runtime.errors import InvalidConfigError
 
 Value = TypeVar("Value", bound=StrEnum)
+_PREFIXES = "KMGT"
+_QUANTITY = re.compile("([0-9]{1,15}) ?([kKMGT])(i?)B?", re.ASCII)  # 4Gi, as Kubernetes writes it, 4GiB or 4 GB
 
 
 def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:
@@ -73,9 +76,9 @@ def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
 def _add_memory_flags(parser: argparse.ArgumentParser) -> None:
     _integer(parser, "--block-size-tokens", "tokens in one KV block (default: 16)")
     _integer(parser, "--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
-    _integer(
-        parser, "--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)"
-    )
+    flag = parser.add_argument
+    pool = "size of the KV pool on a CPU (default: a share of the container's memory)"
+    flag("--kv-cache-memory-bytes", type=_to_bytes, metavar="N", help=pool)
     _one_of(parser, "--kv-cache-dtype", KVCacheDType, "how keys and values are stored; auto: as the model computes")
     _switch(parser, "--enable-prefix-caching", "share KV blocks (default: true)")
     _switch(
@@ -144,6 +147,19 @@ def _to_integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def _to_bytes(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        quantity = _QUANTITY.fullmatch(text)
+    means = ""
+    if quantity is not None:
+        number, prefix, binary = quantity.groups()
+        base = 1024 if binary else 1000
+        means = f"; {text} is {int(number) * base ** (_PREFIXES.index(prefix.upper()) + 1)}"
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes{means}")
 
 
 def _to_one_of(values: type[Value]) -> Callable[[str], Value]:

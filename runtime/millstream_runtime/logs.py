@@ -10,7 +10,9 @@ import logging
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
+
+from millstream_runtime.unblocked_stderr import take_dropped_writes
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
 FORMAT_VARIABLE = "MILLSTREAM_LOG_FORMAT"
@@ -56,10 +58,21 @@ class _Formatter(logging.Formatter):
         return f"{moment} {record.levelname} {record.getMessage()}{shown}"
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Says how many lines were dropped while nobody read them, once they are read again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if count := take_dropped_writes(self.stream):
+            fields = {"msg": "log_lines_dropped", "fields": {"count": count, "message": "Standard error was not read."}}
+            lost = {"name": record.name, "levelno": logging.WARNING, "levelname": "WARNING"}
+            super().emit(logging.makeLogRecord({**lost, **fields}))
+        super().emit(record)
+
+
 def configure_logging(default_level: str = "info") -> None:
     """Send the log to stderr. MILLSTREAM_LOG_LEVEL: debug, info, warning, error; MILLSTREAM_LOG_FORMAT: json."""
     level = os.environ.get(LEVEL_VARIABLE, default_level).lower()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(_Formatter(os.environ.get(FORMAT_VARIABLE, "").lower() == "json"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -70,6 +83,12 @@ def configure_logging(default_level: str = "info") -> None:
 def set_log_level(level: str) -> None:
     """Set the level of Millstream's own log; libraries keep logging only warnings."""
     logging.getLogger("millstream").setLevel(_LEVELS[level])
+
+
+def log_level() -> str:
+    """The level of Millstream's own log."""
+    number = logging.getLogger("millstream").getEffectiveLevel()
+    return next((name for name, level in _LEVELS.items() if level >= number), "error")
 
 
 def _quoted(value: object) -> str:

@@ -32,6 +32,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.config_files import read_boot
 from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.unblocked_stderr import unblock_standard_error
 
 if TYPE_CHECKING:
     from millstream_runtime.server.engine.client import EngineLauncher
@@ -51,6 +52,7 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: bad flags, a bad file, a busy port, or a failure of the engine.
     """
     ledger = BootLedger()
+    unblock_standard_error()
     given = parse_command_line(argv)
     config = config_of(given)
     require_model_folder(Path(config.model))

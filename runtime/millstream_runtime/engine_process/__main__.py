@@ -26,6 +26,7 @@ from millstream_runtime.engine_process.messages import Event, Failed, Load, deco
 from millstream_runtime.engine_process.prompt_parts import in_parts
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
+from millstream_runtime.unblocked_stderr import unblock_standard_error
 
 RECEIVE_BYTES = 1 << 16
 STUCK_SECONDS = 10.0  # longer than an orderly shutdown of the ranks takes
@@ -33,6 +34,7 @@ STUCK_SECONDS = 10.0  # longer than an orderly shutdown of the ranks takes
 
 def main(fd: int, make_engine: MakeEngine = load_engine) -> int:
     """Serve the socket `fd` until `Stop`, the stream's end or a failure; the exit code."""
+    unblock_standard_error()
     configure_logging("warning")  # the HTTP process logs the phases
     link = socket.socket(fileno=fd)
     link.set_inheritable(False)  # a process that the engine starts must not keep the stream open after its death

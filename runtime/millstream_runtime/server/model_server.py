@@ -24,7 +24,7 @@ import uvicorn
 from millstream_runtime.boot import SERVING_PHASES, BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.logs import log, set_log_level
+from millstream_runtime.logs import log, log_level, set_log_level
 from millstream_runtime.server.engine.client import EngineLauncher
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS
 from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
@@ -119,14 +119,15 @@ class ModelServer:
         log.info("stopped", engine_ended_by_itself=ended)
 
     def _watch_live_config(self, path: Path) -> LiveConfigFile:
+        level_at_start = log_level()  # of the flag or the environment
+
         def apply(live: LiveConfig) -> None:
             self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
             self._on_loop(lambda: self.service.engine.set_target_itl(live.target_itl_milliseconds))
             self._on_loop(lambda: self.service.engine.set_speculation_governor(live.speculation_governor))
             if (keys := self.service.api_keys) is not None:
                 self._on_loop(lambda: keys.accept_probe(live.probe_key_digests))
-            if live.log_level is not None:
-                set_log_level(live.log_level)
+            set_log_level(live.log_level or level_at_start)
 
         file = LiveConfigFile(path, apply, labels=self.service.metrics.labels)
         self.service.metrics.register(file)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
 from millstream_runtime.server.http.api_errors import beyond_probe, install_error_handlers
+from millstream_runtime.server.http.body_memory import release_body
 from millstream_runtime.server.http.body_routes import BodyRoutes
 from millstream_runtime.server.http.disconnect import on_disconnect
 from millstream_runtime.server.http.middleware import RequestMiddleware
@@ -190,6 +191,7 @@ async def _answer(
     with ExitStack() as stack:
         reservation = stack.enter_context(service.admission.reserve(num_generations, body.count_param))
         generation = await prepare()
+        release_body(request.scope)
         service.admission.require_time()
         if service.traces is not None:
             stack.callback(_trace, service.traces, request, generation)

@@ -65,3 +65,27 @@ def test_a_terminal_without_utf_8_gets_what_it_can_show(environment: dict[str, s
 def test_json_keeps_every_character_without_utf_8() -> None:
     asked = (*MID, "-o", "json")
     assert json.loads(run(*asked, PYTHONIOENCODING="ascii").stdout) == json.loads(run(*asked).stdout)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_child_process_has_a_standard_error_where_the_parents_is_closed(closed: str) -> None:
+    """Its own files got the number: the warnings of a library went into a socket."""
+    child = "import os, sys; os.fstat(2); sys.exit(0 if sys.stderr is not None else 1)"
+    parent = (
+        "import subprocess, sys; from millstream.output_streams import prepare_output_streams; "
+        f"prepare_output_streams(); sys.exit(subprocess.run([sys.executable, '-c', '{child}']).returncode)"
+    )
+    done = subprocess.run(["/bin/bash", "-c", f'exec {sys.executable} -c "{parent}" {closed}'], cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("unwritable", ["2> /dev/full", "2> >(exec <&-; sleep 0.2)"])
+@pytest.mark.parametrize(("flags", "code"), [(["--bogus"], 2), (["no-such-folder"], 1)])
+def test_a_failure_that_stderr_does_not_take_keeps_its_code_and_its_termination_message(
+    unwritable: str, flags: list[str], code: int, tmp_path: Path
+) -> None:
+    message = tmp_path / "message"
+    message.touch()
+    done = run("serve", *flags, after=unwritable, MILLSTREAM_TERMINATION_LOG=str(message))
+    assert done.returncode == code
+    assert json.loads(message.read_text())["message"]

@@ -116,3 +116,16 @@ def test_a_live_file_of_a_newer_operator_is_taken_for_what_is_known_of_it() -> N
 def test_a_bad_live_file_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError):
         parse_live(text, LIVE)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"heartbeat_interval_seconds": -1}', "live.json: --heartbeat-interval-seconds is -1"),
+        ('{"log_level": "Debug"}', "live.json: log_level: .*; got 'Debug'"),
+        ('{"probe_key_digests": ["x"]}', "live.json: probe_key_digests must be"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_file(text: str, words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        parse_live(text, LIVE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -178,6 +179,30 @@ def test_a_second_signal_quits_at_once(tiny_model: Path) -> None:
         wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503, "Draining")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGINT
+
+
+def test_a_log_that_is_not_read_holds_no_server_up(tiny_model: Path) -> None:
+    """As behind a pager: the pipe was full after some lines, and the event loop waited in the next one for ever."""
+    reader, writer = os.pipe()
+    os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "millstream", "serve", str(tiny_model), f"--port={port}", *SMALL]
+    with subprocess.Popen(command, stderr=writer) as process:
+        try:
+
+            def is_ready() -> bool:
+                with suppress(httpx.TransportError):
+                    return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+                return False
+
+            wait_for(is_ready, "Ready")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            for end in (reader, writer):
+                os.close(end)
 
 
 def test_a_manifest_is_served_as_a_pod_would_be_and_flags_win(

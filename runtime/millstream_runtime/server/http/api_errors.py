@@ -10,8 +10,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
-from millstream_runtime.server.http.limits import MAX_BODY_BYTES, MAX_PROBE_PROMPT, RETRY_AFTER_SECONDS
+from millstream_runtime.server.http.limits import (
+    LARGE_BODY_SECONDS,
+    MAX_BODY_BYTES,
+    MAX_PROBE_PROMPT,
+    RETRY_AFTER_SECONDS,
+)
 
 # What to say where pydantic would list the branches of a union.
 EXPECTED = {
@@ -23,6 +30,7 @@ UNIONS = ("prompt",)
 WANTED = {
     "bool_type": "true or false",
     "dict_type": "an object",
+    "finite_number": "a finite number",
     "float_type": "a number",
     "int_from_float": "an integer",
     "int_type": "an integer",
@@ -99,6 +107,15 @@ def too_many_large_bodies() -> ApiError:
     return unavailable("The server reads as many large request bodies as it may; try again.", "too_many_large_bodies")
 
 
+def late_large_body() -> ApiError:
+    """503 for a body that comes slowly, and whose memory another one needs."""
+    message = (
+        f"The server needs the memory of this request's body, which has been arriving for more than "
+        f"{LARGE_BODY_SECONDS:g} s, for other requests; try again."
+    )
+    return unavailable(message, "too_many_large_bodies")
+
+
 def engine_failed() -> ApiError:
     return unavailable("The engine stopped and the server is restarting; try again.", "engine_failed")
 
@@ -126,10 +143,12 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)  # noqa: S101
         return from_validation(error.errors()).response()
 
-    async def on_http(_: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
         response = from_status(error.status_code).response()
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = _allowed_methods(app, request.scope)
         return response
 
     async def on_bug(_: Request, __: Exception) -> Response:
@@ -139,6 +158,12 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_bug)
+
+
+def _allowed_methods(app: FastAPI, scope: Scope) -> str:
+    """All methods of the path: the framework names those of one route, and GET and HEAD are two."""
+    routes = (one for one in app.routes if isinstance(one, Route) and one.matches(scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 def from_status(status: int) -> ApiError:
@@ -179,8 +204,15 @@ def encoded_body(encoding: str) -> ApiError:
     return ApiError(400, message, code="invalid_json")
 
 
+def not_declared_as_json(content_type: str) -> ApiError:
+    """400 for another Content-Type; `content_type` "": none was sent."""
+    sent = f"The request's Content-Type is {content_type[:80]!r}" if content_type else "The request has no Content-Type"
+    message = f"{sent}; send a JSON object, with Content-Type: application/json."
+    return ApiError(400, message, code="invalid_json")
+
+
 def not_an_object() -> ApiError:
-    """400 for a body that is missing, not an object, or not declared as JSON."""
+    """400 for a body that is missing or not an object."""
     message = "The request body must be a JSON object (Content-Type: application/json)."
     return ApiError(400, message, code="invalid_json")
 
@@ -213,10 +245,12 @@ def from_validation(errors: Sequence[Mapping[str, Any]], allowed: Range | None =
     if path[0] in EXPECTED and kind != "invalid_value" and not takes_a_string_alone:
         return ApiError(400, f"'{path[0]}' must be {EXPECTED[path[0]]}.", param=path[0], code="invalid_value")
     name = path[0] if path[0] in UNIONS else ".".join(path)  # pydantic puts the branch of a union into the path
-    message = f"it must be {_wanted(kind, path)}" if kind in WANTED else str(first["msg"])
+    message = str(first["msg"]).replace("Input should be", "it must be", 1)
+    if kind in WANTED:
+        message = f"it must be {_wanted(kind, path)}"
     if kind in BOUNDS:
         message = f"it must be {_bounds(kind, context, allowed if len(path) == 1 else None)}"
-    got = f"; got {_shown(first['input'])}" if "input" in first and kind != "invalid_value" else ""
+    got = f"; got {shown_value(first['input'])}" if "input" in first and kind != "invalid_value" else ""
     return ApiError(
         400, f"Invalid '{name}': {message[:1].lower()}{message[1:]}{got}.", param=name, code="invalid_value"
     )
@@ -241,8 +275,8 @@ def _wrong_length(name: str, error: Mapping[str, Any]) -> str:
     return f"Invalid '{name}': it may have at most {most} {unit}{has}."
 
 
-def _shown(value: object) -> str:
-    """A short value as the client wrote it; only what it is, of long ones and containers."""
+def shown_value(value: object) -> str:
+    """Return a short value as the client wrote it; only what it is, of long ones and containers."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

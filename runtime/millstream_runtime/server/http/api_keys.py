@@ -104,7 +104,8 @@ class ApiKeys:
             self._keep(ApiKeysInvalid(self._path, f"cannot be read: {error.strerror}"))
         except ApiKeysInvalid as error:
             self._keep(error)
-            self._refused_version = version
+            if not isinstance(error.__cause__, OSError):  # a change of the permissions is not seen in the version
+                self._refused_version = version
         else:
             self._refused = ""
             log.info("api_keys_reloaded", keys=len(self._digests))

@@ -28,37 +28,40 @@ from millstream_runtime.server.http.api_errors import (
     from_validation,
     invalid_json,
     not_an_object,
+    not_declared_as_json,
 )
-from millstream_runtime.server.http.body_memory import BodyMemory, CountBytes
+from millstream_runtime.server.http.body_memory import HeldBody
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 
 
 async def model_of_request(
-    model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor, memory: BodyMemory
+    model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor, held: HeldBody
 ) -> BaseModel:
     """Read the body as a `model`; `threads` parse it if it is large.
 
     Raises:
-        ApiError: it is not JSON, not declared as JSON, or not a `model`; or `memory` has no room for it.
+        ApiError: it is not JSON, not declared as JSON, or not a `model`; or there is no memory for it.
         ClientDisconnectedError: the client disconnected before the end of the body.
         HTTPException: 413, from a `receive` that enforces the body cap.
     """
-    with memory.of_one() as count_bytes:
-        body = await _whole_body(receive, count_bytes)
-        if not body or not _is_json(scope["headers"]):
-            raise not_an_object()
-        try:
-            if len(body) <= LARGE_BODY_BYTES:
-                return read_body(model, body)
-            return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
-        except ApiError as error:
-            if error.code == "invalid_json" and (encoding := _content_encoding(scope["headers"])):
-                raise encoded_body(encoding) from None
-            raise
+    body = await _whole_body(receive, held)
+    content_type = _header(scope["headers"], b"content-type")
+    if not body:
+        raise not_an_object()
+    if not _is_json(content_type):
+        raise not_declared_as_json(content_type)
+    try:
+        if len(body) <= LARGE_BODY_BYTES:
+            return read_body(model, body)
+        return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
+    except ApiError as error:
+        if error.code == "invalid_json" and (encoding := _header(scope["headers"], b"content-encoding")):
+            raise encoded_body(encoding) from None
+        raise
 
 
-def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
+def read_body(model: type[BaseModel], body: bytes | bytearray) -> BaseModel:
     """Parse and validate.
 
     Raises:
@@ -94,26 +97,28 @@ def ranges_of(model: type[BaseModel]) -> Mapping[str, Range]:
     }
 
 
-async def _whole_body(receive: Receive, count_bytes: CountBytes) -> bytes:
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        pieces.append(message.get("body", b""))
-        count_bytes(len(pieces[-1]))
-        if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+async def _whole_body(receive: Receive, held: HeldBody) -> bytes | bytearray:
+    """In one buffer: of a body that comes in pieces of two bytes, each piece would take as much as fifty bytes."""
+    body = bytearray()
+    with held.arriving():
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+            piece: bytes = message.get("body", b"")
+            held.count(len(piece))
+            if not message.get("more_body", False) and not body:
+                return piece
+            body += piece
+            if not message.get("more_body", False):
+                return body
 
 
-def _content_encoding(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    return next((value.decode("latin-1") for name, value in headers if name == b"content-encoding"), "")
+def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), "")
 
 
-def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def _is_json(content_type: str) -> bool:
     """`application/json` or `application/…+json`: a page of another origin cannot send either unasked (CSRF)."""
-    for name, value in headers:
-        if name == b"content-type":
-            kind = value.partition(b";")[0].strip().lower()
-            return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
-    return False
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

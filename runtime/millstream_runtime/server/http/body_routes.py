@@ -66,8 +66,9 @@ class _BodyRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self._route
         try:
-            body = await model_of_request(self._model, scope, receive, self._threads, self._memory)
-            response = await self._endpoint(body, Request(scope, receive))
+            with self._memory.of_one(scope) as held:
+                body = await model_of_request(self._model, scope, receive, self._threads, held)
+                response = await self._endpoint(body, Request(scope, receive))
         except ApiError as error:
             log_failure(scope["state"]["request_id"], error)
             response = error.response()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 MAX_BODY_BYTES = 8 << 20  # a context of a million tokens, and its JSON
-# Of all bodies that are being read or parsed, without the first LARGE_BODY_BYTES of each. A thousand clients that send
-# their bodies slowly would else hold eight gigabytes.
+# Of all bodies that are read, parsed or wait for the tokenizer, without the first LARGE_BODY_BYTES of each. A thousand
+# clients that send their bodies slowly would else hold eight gigabytes.
 MAX_LARGE_BODIES_BYTES = 256 << 20
 LARGE_BODY_BYTES = 64 << 10
+LARGE_BODY_SECONDS = 30.0  # one that takes longer to arrive is given up if another one needs its memory
 MAX_TOKENS_LIMIT = 1 << 20
 MAX_FIELDS = 256  # of a JSON object with a fixed set of fields
 MAX_MESSAGES = 4096

@@ -109,6 +109,8 @@ class CappedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._asks_for_upgrade():
             return
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client knows no interim responses (RFC 9110, 10.1.1)
         super().on_headers_complete()
         self._awaits = _Awaits.BODY
         self._body_since_seconds = self.loop.time()

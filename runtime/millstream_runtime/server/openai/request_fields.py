@@ -9,6 +9,7 @@ from pydantic import AfterValidator, FailFast, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from millstream_runtime.server.http import limits
+from millstream_runtime.server.http.api_errors import shown_value
 
 IGNORED_PARAMETERS = frozenset(
     {
@@ -124,14 +125,16 @@ def text_of_parts(content: Any) -> Any:
 
 def list_of_stops(stop: Any) -> Any:
     stops = [stop] if isinstance(stop, str) else stop
-    if isinstance(stops, list) and not all(
-        isinstance(text, str) and 1 <= len(text) <= limits.MAX_STOP_STRING_CHARACTERS for text in stops
-    ):
-        raise PydanticCustomError(
-            "invalid_value",
-            "every stop string must have 1 to {most} characters",
-            {"most": limits.MAX_STOP_STRING_CHARACTERS},
-        )
+    for text in stops if isinstance(stops, list) else ():
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "invalid_value", "every entry must be a string; got {shown}", {"shown": shown_value(text)}
+            )
+        if not 1 <= len(text) <= limits.MAX_STOP_STRING_CHARACTERS:
+            counts = {"most": limits.MAX_STOP_STRING_CHARACTERS, "count": len(text)}
+            raise PydanticCustomError(
+                "invalid_value", "every stop string must have 1 to {most} characters; one has {count}", counts
+            )
     return stops
 
 
@@ -146,10 +149,18 @@ def bias_by_id(bias: Any) -> Any:
     by_id: dict[int, float] = {}
     for key, value in bias.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
-            raise PydanticCustomError("invalid_value", "every key must be a token id in decimal digits")
+            raise PydanticCustomError(
+                "invalid_value",
+                "every key must be a token id in decimal digits; got {shown}",
+                {"shown": shown_value(key)},
+            )
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not -100 <= value <= 100:  # NaN is in no range
-            raise PydanticCustomError("invalid_value", "every value must be a number from -100 to 100")
+            raise PydanticCustomError(
+                "invalid_value",
+                "every value must be a number from -100 to 100; got {shown} for {key}",
+                {"shown": shown_value(value), "key": key},
+            )
         by_id[int(key)] = float(value)
     return by_id
 

@@ -127,7 +127,7 @@ class GenerationRequest(BaseModel):
     logit_bias: Annotated[dict[int, float], BeforeValidator(bias_by_id), WithJsonSchema(LOGIT_BIAS_SCHEMA)] = Field(
         default_factory=dict
     )
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Annotated[
         list[Text],
         BeforeValidator(list_of_stops),
@@ -242,9 +242,10 @@ class CompletionRequest(GenerationRequest):
     def _fields_agree(self) -> CompletionRequest:
         if self.num_candidates * len(self.prompt) > limits.MAX_CHOICES:
             param = self.count_param
-            raise conflict(param, f"'{param}' times the prompts is more than {limits.MAX_CHOICES} answers.")
+            count = f"'{param}' ({self.num_candidates}) times the prompts ({len(self.prompt)})"
+            raise conflict(param, f"{count} is more than {limits.MAX_CHOICES} answers; send several requests.")
         if self.best_of is not None and self.best_of < self.n:
-            raise conflict("best_of", "'best_of' must be at least 'n'.")
+            raise conflict("best_of", f"'best_of' is {self.best_of}; it must be at least 'n' ({self.n}).")
         if self.stream and self.num_candidates > self.n:
             raise conflict("best_of", "'best_of' above 'n' cannot be streamed: the best is known at the end only.")
         if self.stream and self.prompt_logprobs is not None:

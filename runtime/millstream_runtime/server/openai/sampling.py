@@ -138,10 +138,13 @@ def outside_vocabulary(param: str, vocabulary_size: int) -> ApiError:
 
 def context_length_exceeded(param: str, prompt_tokens: str, token_limit: int | None, max_model_len: int) -> ApiError:
     """OpenAI's code for a prompt that is too long; `prompt_tokens` is a count, or "at least" one."""
-    wanted = f" and {token_limit} for the answer" if token_limit is not None else ""
+    wanted = f" and {token_limit} for the answer" if token_limit else ""
+    cure = (
+        "Shorten the prompt or lower the token limit" if token_limit else "Shorten the prompt: an answer needs a token"
+    )
     message = (
         f"This model's maximum context length is {max_model_len} tokens, prompt and answer together; the request has "
-        f"{prompt_tokens} in '{param}'{wanted}. Shorten the prompt or lower the token limit."
+        f"{prompt_tokens} in '{param}'{wanted}. {cure}."
     )
     return ApiError(400, message, param=param, code="context_length_exceeded")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -134,6 +135,25 @@ def test_a_new_file_that_cannot_be_used_keeps_the_old_keys_and_the_log_says_why_
     file.write_text("key-c\n")
     assert keys.holder("Bearer key-c") is not None
     assert keys.holder("Bearer key-a") is None
+
+
+def test_a_file_that_becomes_readable_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of permissions changes neither its time nor its size: the keys stayed as they were until a restart."""
+    file = tmp_path / "keys"
+    file.write_text("key-a\n")
+    keys = ApiKeys(file)
+    file.unlink()
+    file.write_text("key-b\n")
+    with monkeypatch.context() as patched:
+
+        def refused(*_: object) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        patched.setattr(Path, "open", refused)
+        assert keys.holder("Bearer key-b") is None
+        assert "Permission denied" in keys.problem
+    assert keys.holder("Bearer key-b") is not None
+    assert keys.problem == ""
 
 
 def test_windows_text_and_spaces_around_keys_do_not_matter(tmp_path: Path) -> None:

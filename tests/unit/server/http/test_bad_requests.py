@@ -229,6 +229,22 @@ def test_a_wrong_method_and_an_unknown_route_get_the_error_object(server: Server
     assert httpx.request(method, server.url + "/v2/nothing").json()["error"]["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/health", "GET, HEAD"),
+        ("/version", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/v1/models", "GET"),
+        ("/v1/models/tiny", "GET"),
+        (CHAT, "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_has(server: ServerThread, path: str, allowed: str) -> None:
+    refused = httpx.request("DELETE", server.url + path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
 @pytest.mark.parametrize("path", ["/health/", "/openapi.json/", CHAT + "/", "/tokenize/"])
 def test_a_slash_behind_a_route_is_another_route(server: ServerThread, path: str) -> None:
     """It was redirected to `http://` and whatever host the request named, also behind a proxy that speaks TLS."""

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream_runtime.server.openai.sampling import context_length_exceeded
 from tests.support.server_thread import ServerThread
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -33,6 +34,18 @@ MESSAGE = 'an object such as {"role": "user", "content": "Hello"}'
         ({"top_k": -2}, "Invalid 'top_k': it must be from -1 to 1048576; got -2."),
         ({"stop_token_ids": [5, -1]}, "Invalid 'stop_token_ids.1': it must be at least 0; got -1."),
         ({"temperature": "hot"}, "Invalid 'temperature': it must be a number; got 'hot'."),
+        ({"seed": 1 << 63}, f"Invalid 'seed': it must be from {-(1 << 63)} to {(1 << 63) - 1}; got {1 << 63}."),
+        ({"stop": ["a", 1]}, "Invalid 'stop': every entry must be a string; got 1."),
+        ({"stop": ""}, "Invalid 'stop': every stop string must have 1 to 256 characters; one has 0."),
+        ({"logit_bias": {"x": 1}}, "Invalid 'logit_bias': every key must be a token id in decimal digits; got 'x'."),
+        (
+            {"logit_bias": {"5": 101}},
+            "Invalid 'logit_bias': every value must be a number from -100 to 100; got 101 for 5.",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "Invalid 'messages.0.role': it must be 'system', 'developer', 'user' or 'assistant'; got 'tool'.",
+        ),
         ({"stream": "yes"}, "Invalid 'stream': it must be true or false; got 'yes'."),
         ({"stream": True, "stream_options": 1}, "Invalid 'stream_options': it must be an object; got 1."),
         ({"logit_bias": [1]}, "Invalid 'logit_bias': it must be an object; got a list."),
@@ -87,6 +100,39 @@ def test_a_body_that_cannot_be_read_says_why(server: ServerThread, body: bytes, 
     assert error_of(server, body)["message"] == f"The request body is not valid JSON: {message}."
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"temperature": 1e999}', "Invalid 'temperature': it must be a finite number; got inf."),
+        (
+            b'{"prompt": ["a", "b"], "n": 65}',
+            "'n' (65) times the prompts (2) is more than 128 answers; send several req",
+        ),
+        (b'{"prompt": "a", "n": 3, "best_of": 2}', "'best_of' is 2; it must be at least 'n' (3)."),
+    ],
+)
+def test_the_wrong_number_is_named(server: ServerThread, body: bytes, message: str) -> None:
+    model = b'{"model": "tiny", "max_tokens": 1, "prompt": "a", '
+    assert error_of(server, body.replace(b"{", model, 1))["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            "The request's Content-Type is 'application/x-www-form-urlencoded'; send a JSON object, with Content-Type: "
+            "application/json.",
+        ),
+        ({}, "The request has no Content-Type; send a JSON object, with Content-Type: application/json."),
+    ],
+)
+def test_a_body_of_another_type_is_called_so(server: ServerThread, headers: dict[str, str], message: str) -> None:
+    """As of `curl -d` without a header."""
+    answer = httpx.post(server.url + TEXT, content=json.dumps(GOOD_TEXT), headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 def test_a_compressed_body_is_called_so(server: ServerThread) -> None:
     """It was called no UTF-8."""
     body = gzip.compress(json.dumps(GOOD_TEXT).encode())
@@ -106,6 +152,15 @@ def test_a_compressed_body_is_called_so(server: ServerThread) -> None:
 def test_a_prompt_is_named_without_the_words_of_the_validator(server: ServerThread, prompt: Any, message: str) -> None:
     error = error_of(server, json.dumps({**GOOD_TEXT, "prompt": prompt}).encode())
     assert (error["message"], error["param"]) == (message, "prompt")
+
+
+def test_a_prompt_as_long_as_the_context_is_told_why_it_does_not_fit() -> None:
+    """512 tokens and 0 for the answer seem to fit into 512."""
+    message = context_length_exceeded("prompt", "512", 0, 512).message
+    assert message.endswith("the request has 512 in 'prompt'. Shorten the prompt: an answer needs a token.")
+    assert context_length_exceeded("prompt", "512", 1, 512).message.endswith(
+        "the request has 512 in 'prompt' and 1 for the answer. Shorten the prompt or lower the token limit."
+    )
 
 
 def test_a_name_that_is_no_text_is_called_so(server: ServerThread) -> None:

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 
 from millstream_runtime.server.http import body_parsing, limits
 from millstream_runtime.server.http.api_errors import ApiError
-from millstream_runtime.server.http.body_memory import BodyMemory
 from millstream_runtime.server.http.body_parsing import read_body
 from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 from millstream_runtime.server.openai.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -93,20 +92,6 @@ def test_half_sent_bodies_hold_bounded_memory_and_no_small_request_up(
             assert "Retry-After" in refused.headers
             assert server.post(TEXT, SHORT).status_code == 200
         answer_of(server, large, 200)
-
-
-def test_what_a_body_held_is_free_once_it_is_parsed_or_refused() -> None:
-    memory = BodyMemory(1000)
-    with memory.of_one() as count_bytes:
-        count_bytes(LARGE_BODY_BYTES + 600)
-        with memory.of_one() as count_other:
-            count_other(LARGE_BODY_BYTES)
-            count_other(400)
-            with pytest.raises(ApiError, match="as many large request bodies as it may"):
-                count_other(1)
-            assert memory.used_bytes == 1000
-        assert memory.used_bytes == 600
-    assert memory.used_bytes == 0
 
 
 def padded(body: dict[str, Any]) -> bytes:

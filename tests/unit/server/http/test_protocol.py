@@ -109,9 +109,10 @@ def test_a_request_that_asks_for_another_protocol_keeps_its_body(server: ServerT
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_http_1_0_client_gets_no_chunks(server: ServerThread, stream: bool) -> None:
-    """It does not know them: the end of a stream is the end of the connection."""
+    """It does not know them, nor interim responses: the end of a stream is the end of the connection."""
     body = json.dumps({**json.loads(BODY), "stream": stream}).encode()
     fields = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: keep-alive\r\n" % len(body)
+    fields += b"Expect: 100-continue\r\n"
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60) as link:
         link.sendall(b"POST /v1/completions HTTP/1.0\r\n" + fields + b"\r\n" + body)
         received = b""

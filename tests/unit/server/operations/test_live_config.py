@@ -116,6 +116,26 @@ async def test_a_server_takes_heartbeats_and_log_level_over_without_a_restart(tm
         listener.close()
 
 
+async def test_without_a_log_level_in_the_file_that_of_the_start_holds_again(tmp_path: Path) -> None:
+    """To make a server quiet again, its level is left out: it stayed at debug until the next restart."""
+    log = logging.getLogger("millstream")
+    log.setLevel(logging.ERROR)  # as a flag or the environment says
+    file = tmp_path / "live.json"
+    write(file, LiveConfig())
+    config = RuntimeConfig(model=str(tmp_path), served_model_name="tiny", device=Device.CPU, host="127.0.0.1", port=0)
+    listener = bind(config.host, config.port)
+    server = ModelServer(config, listener, BootLedger(0.0), EngineThreads(config), live_config=file)
+    try:
+        assert server.live_config is not None
+        for level, found in ((LogLevel.DEBUG, logging.DEBUG), (None, logging.ERROR), (LogLevel.INFO, logging.INFO)):
+            write(file, LiveConfig(log_level=level))
+            server.live_config.reload()
+            assert log.level == found
+    finally:
+        server.service.close()
+        listener.close()
+
+
 def test_a_target_of_the_itl_is_taken_over_without_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     """While the file has one it holds; without it what the engine was started with, by a flag or by default."""
     file = tmp_path / "live.json"
