@@ -225,6 +225,23 @@ def over_best_fixed(found: list[dict[str, Any]]) -> float:
 
 def main() -> None:
     """Measure, print, save."""
+    args = _parser().parse_args()
+    if args.processor_time:
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        cases = _oracle_cases(args, Path(scratch)) if args.oracle else _cases()
+        for case in cases:
+            if args.only and not case.name.startswith(tuple(args.only)):
+                continue
+            for batch in args.batch:
+                results.append(_result(case, args, batch))
+    if args.save:
+        save(results)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--drafts", type=int, nargs="+", default=[2, 4, 8])
@@ -234,51 +251,47 @@ def main() -> None:
     parser.add_argument("--processor-time", action="store_true", help="one thread's, not the time that passes")
     parser.add_argument("--only", nargs="*", default=[], help="workloads that begin with these words")
     parser.add_argument("--save", action="store_true")
-    args = parser.parse_args()
-    if args.processor_time:
-        torch.set_num_threads(1)
-        os.environ["OMP_NUM_THREADS"] = "1"
-    results = []
-    with tempfile.TemporaryDirectory() as scratch:
-        first, again = conversation(DEMO_MODEL)
-        some = [one for pair in zip(first, again, strict=True) for one in pair]
-        cases = [
-            Case("asks for the first time", DEMO_MODEL, first),
-            Case("asks again", DEMO_MODEL, again),
-            Case("some ask again", DEMO_MODEL, some),
-            Case("samples at temperature 1", DEMO_MODEL, first, is_sampled=True),
-            Case("draft model, asks for the first time", DEMO_MODEL, first, draft=DEMO_DRAFT),
-            Case("draft model, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_DRAFT, is_sampled=True),
-            Case("EAGLE head, asks for the first time", DEMO_MODEL, first, draft=DEMO_HEAD),
-            Case("EAGLE head, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_HEAD, is_sampled=True),
-        ]
-        if args.oracle:
-            model = write_random_model(Path(scratch) / "larger", LARGER, torch.bfloat16) if args.larger else DEMO_MODEL
-            rng = random.Random(2)
-            random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
-            shape = "135 M, oracle" if args.larger else "oracle"
-            cases = [Case(f"{shape} {one}", model, random_prompts, one) for one in args.oracle]
-        if args.only:
-            cases = [case for case in cases if case.name.startswith(tuple(args.only))]
-        for case in cases:
-            for batch in args.batch:
-                found = compare(case, args, batch)
-                ratio = over_best_fixed(found)
-                results.append(
-                    {
-                        "case": case.name,
-                        "batch": batch,
-                        "rounds": args.rounds,
-                        "timed": "processor time of one thread" if args.processor_time else "wall time",
-                        "governor_over_best_fixed": ratio,
-                        "settings": found,
-                    }
-                )
-                for one in found:
-                    print(f"{case.name:38} batch {batch:2}  {json.dumps(one)}", flush=True)
-                print(f"{case.name:38} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
-    if args.save:
-        save(results)
+    return parser
+
+
+def _cases() -> list[Case]:
+    first, again = conversation(DEMO_MODEL)
+    some = [one for pair in zip(first, again, strict=True) for one in pair]
+    return [
+        Case("asks for the first time", DEMO_MODEL, first),
+        Case("asks again", DEMO_MODEL, again),
+        Case("some ask again", DEMO_MODEL, some),
+        Case("samples at temperature 1", DEMO_MODEL, first, is_sampled=True),
+        Case("draft model, asks for the first time", DEMO_MODEL, first, draft=DEMO_DRAFT),
+        Case("draft model, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_DRAFT, is_sampled=True),
+        Case("EAGLE head, asks for the first time", DEMO_MODEL, first, draft=DEMO_HEAD),
+        Case("EAGLE head, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_HEAD, is_sampled=True),
+    ]
+
+
+def _oracle_cases(args: argparse.Namespace, scratch: Path) -> list[Case]:
+    model = write_random_model(scratch / "larger", LARGER, torch.bfloat16) if args.larger else DEMO_MODEL
+    rng = random.Random(2)
+    prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
+    shape = "135 M, oracle" if args.larger else "oracle"
+    return [Case(f"{shape} {one}", model, prompts, one) for one in args.oracle]
+
+
+def _result(case: Case, args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """Measure one case and print it."""
+    found = compare(case, args, batch)
+    ratio = over_best_fixed(found)
+    for one in found:
+        print(f"{case.name:38} batch {batch:2}  {json.dumps(one)}", flush=True)
+    print(f"{case.name:38} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
+    return {
+        "case": case.name,
+        "batch": batch,
+        "rounds": args.rounds,
+        "timed": "processor time of one thread" if args.processor_time else "wall time",
+        "governor_over_best_fixed": ratio,
+        "settings": found,
+    }
 
 
 def save(results: list[dict[str, Any]]) -> None:
