@@ -16,7 +16,7 @@ from contextlib import suppress
 from millstream import __version__
 from millstream.output_streams import drop_output, output_failure, prepare_output_streams
 from millstream.termination import write_termination_message
-from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -63,6 +63,10 @@ def _run(arguments: list[str]) -> int:
         return _dispatch(arguments)
     except RuntimeFailure as failure:
         return report(failure)
+    except OSError as error:  # what no command has words for, such as a name that is too long
+        if error.filename is None:
+            raise
+        return report(RuntimeFailure(FailureReason.INVALID_CONFIG, f"{error.filename}: {error.strerror}."))
     except KeyboardInterrupt:
         print("millstream: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -59,13 +59,23 @@ def require_ranges(ranges: Iterable[tuple[str, Number | None, Number, Number]]) 
 
 
 def require_outside(out: Path, *sources: Path) -> None:
-    """Check that `out` is none of the folders that are read, and in none of them.
+    """Check that `out` is none of the folders that are read, and in none of them, and that all can be opened.
 
     Raises:
         InvalidConfigError: it is.
     """
+    for path in (out, *sources):
+        if str(path).encode(errors="replace").decode() != str(path):
+            raise InvalidConfigError(
+                f"The name {path} has bytes that are no UTF-8, and the safetensors library opens no such file; give "
+                "another name."
+            )
+    try:
+        place = out.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: Python's for a circle of links
+        raise InvalidConfigError(f"--out {out} cannot be used: its symbolic links lead in a circle.") from None
     for source in sources:
-        if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        if source.is_dir() and place.is_relative_to(source.resolve()):
             raise InvalidConfigError(f"--out {out} is in the folder {source}, which is read; give another place.")
 
 

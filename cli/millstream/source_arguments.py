@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def source_from(given: argparse.Namespace, environment: Mapping[str, str] = os.e
         raise InvalidConfigError(f"--retries is {given.retries}; it must be between 1 and 100.")
     if not 1 <= given.timeout_seconds <= 3600:
         raise InvalidConfigError(f"--timeout-seconds is {given.timeout_seconds}; it must be between 1 and 3600.")
-    policy = RetryPolicy(attempts=given.retries, timeout_seconds=given.timeout_seconds)
+    policy = RetryPolicy(attempts=given.retries, timeout_seconds=given.timeout_seconds, say=say)
     if given.hugging_face is not None:
         if given.docker_config or given.plain_http:
             raise InvalidConfigError("--docker-config and --plain-http go with --image, not with --hugging-face.")
@@ -86,6 +87,11 @@ def source_from(given: argparse.Namespace, environment: Mapping[str, str] = os.e
         plain_http=given.plain_http or reference.registry in plain,
         policy=policy,
     )
+
+
+def say(line: str) -> None:
+    """One line for a person, on stderr."""
+    print(f"millstream: {line}", file=sys.stderr, flush=True)
 
 
 def read_token(path: Path | None, environment: Mapping[str, str]) -> str | None:

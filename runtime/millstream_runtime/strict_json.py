@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-CURE = "correct it in config.json"
+CURE = "correct it"  # in the file that the caller names
 MAX_DIGITS = 308  # any such integer fits into a float; Python itself refuses 4300, in its own words
 
 

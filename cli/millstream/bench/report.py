@@ -1,4 +1,4 @@
-"""One run as a document (`--json`) and as a table. Pure, apart from writing the file.
+"""One run as a document (`--json`) and as a table. Pure.
 
 The document is what `plot` and `compare` read: latencies in milliseconds, everything else in the unit of its name.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from millstream.bench.measure import PERCENTILES, Distribution, Measurement, Objective, RequestRecord
 from millstream.bench.workload import PlannedRequest, WorkloadSpec, fingerprint
-from millstream_runtime.errors import InvalidConfigError
 
 SCHEMA = "millstream-bench/1"
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
@@ -173,35 +170,6 @@ def _counts(summary: dict[str, Any]) -> list[str]:
 
 def _columns(label: str, cells: Sequence[str]) -> str:
     return f"  {label:<13}" + "".join(f"{cell:>11}" for cell in cells)
-
-
-def check_writable(flag: str, path: Path) -> None:
-    """Check before a long run that the result can be saved.
-
-    Raises:
-        InvalidConfigError: there is no such folder, or `path` is one.
-    """
-    if not path.parent.is_dir():
-        raise InvalidConfigError(f"{flag} is {path}; there is no folder {path.parent}.")
-    if path.is_dir():
-        raise InvalidConfigError(f"{flag} is {path}; that is a folder, give a file.")
-    if not os.access(path.parent, os.W_OK):
-        raise InvalidConfigError(f"{flag} is {path}; the folder {path.parent} cannot be written, give another.")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file atomically.
-
-    Raises:
-        InvalidConfigError: the file cannot be written.
-    """
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise InvalidConfigError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def to_json(run: dict[str, Any]) -> str:

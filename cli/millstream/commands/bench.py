@@ -39,6 +39,7 @@ from millstream.bench.workload import (
     plan,
     read_trace,
 )
+from millstream.saved_files import check_saved_files, write_saved_file
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import InvalidConfigError
@@ -72,11 +73,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _measure(given: argparse.Namespace) -> int:
     """LoadResult a load, print it, save it."""
-    for flag, path in (("--json", given.json), ("--plot", given.plot)):
-        if path is not None:
-            report.check_writable(flag, path)
-    if given.json is not None and given.json == given.plot:
-        raise InvalidConfigError(f"--json and --plot are both {given.json}; give each a file of its own.")
+    check_saved_files({"--json": given.json, "--plot": given.plot}, filter(None, (given.trace,)))
     spec = _spec(given)
     requests = plan(spec) if given.trace is None else _trace(given.trace, given.num_requests)
     objective = Objective.parse(given.goodput) if given.goodput is not None else None
@@ -225,7 +222,7 @@ def _hardware(given: argparse.Namespace, environment: dict[str, Any]) -> str:
 def _save(given: argparse.Namespace, document: dict[str, Any]) -> None:
     for path, text in ((given.json, report.to_json), (given.plot, plot.svg)):
         if path is not None:
-            report.write(path, text(document))
+            write_saved_file(path, text(document))
             print(f"saved {path}", file=sys.stderr)
 
 

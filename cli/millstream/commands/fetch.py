@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.arguments import CommandLineParser
-from millstream.source_arguments import add_source_arguments, source_from
+from millstream.source_arguments import add_source_arguments, say, source_from
 from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.sources.fetch import DEFAULT_PARALLEL, MAX_PARALLEL, FetchOptions, fetch, human_summary
@@ -73,8 +72,3 @@ def _report_in_a_pod(progress: DownloadProgress) -> None:
     """Let the operator see the bytes, at the port at which the runtime will answer."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         serve_progress(progress, PROGRESS_PORT)
-
-
-def say(line: str) -> None:
-    """One line for a person."""
-    print(f"millstream: {line}", file=sys.stderr, flush=True)

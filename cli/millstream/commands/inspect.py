@@ -56,4 +56,4 @@ def _shape(given: argparse.Namespace) -> dict[str, Any]:
         return inspect_source(source_from(given), config)
     if config is None:
         raise InvalidConfigError("Give a model: --hugging-face, --image, --path, or --config alone.")
-    return inspect_config(given.config, config)
+    return inspect_config(config)

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser, words_of
+from millstream.saved_files import check_saved_files, write_saved_file
 from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
-from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from millstream_runtime.quality.comparison import ComparisonSettings
@@ -43,11 +44,7 @@ def run(argv: Sequence[str]) -> int:
     given = _parser().parse_args(list(argv))
     base, candidate = (_config(path, given) for path in (given.base, given.candidate))
     candidate = replace(candidate, kv_cache_dtype=KVCacheDType(given.candidate_kv_cache_dtype))
-    for path in (given.json, given.page):
-        if path is not None and not path.parent.is_dir():
-            raise InvalidConfigError(f"Cannot write {path}: its folder does not exist.")
-        if path is not None and path.is_dir():
-            raise InvalidConfigError(f"Cannot write {path}: it is a folder.")
+    check_saved_files({"--json": given.json, "--page": given.page}, [given.data])
     settings = _settings(given)
     unwind_on_sigterm()
     from millstream_runtime.quality.comparison import compare
@@ -61,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
         progress.close()
     for path, text in ((given.json, json.dumps(report, indent=2) + "\n"), (given.page, html(report))):
         if path is not None:
-            _write(path, text)
+            write_saved_file(path, text)
+            print(f"saved {path}", file=sys.stderr)
     print(report_text(report))
     write_termination_message(summary(report))
     return EXIT_PASSED if report["verdict"] == "passed" else EXIT_FAILED
@@ -142,18 +140,6 @@ def _settings(given: argparse.Namespace) -> ComparisonSettings:
 def _config(path: Path, given: argparse.Namespace) -> RuntimeConfig:
     config = RuntimeConfig(model=str(path), served_model_name=path.name or "model", enable_prefix_caching=False)
     return replace(config, device=Device(given.device), dtype=DType(given.dtype))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RuntimeFailure(FailureReason.DISK_FULL, f"Cannot write {path}: {error.strerror}.") from None
-    print(f"saved {path}", file=sys.stderr)
 
 
 def _parser() -> CommandLineParser:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.lock import LOCK_NAME, FolderLock
@@ -26,6 +26,9 @@ PARTIAL = ".partial"
 JOB_NAME = "job.json"
 SPARE_BYTES = 64 << 20  # config, tokenizer, headers, report
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a reader of a file raises that is no such file. Of OSError only EIO: others say nothing about the file's content.
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError, RuntimeFailure)
+Read = TypeVar("Read")
 
 
 class ResumableFolder:
@@ -36,6 +39,7 @@ class ResumableFolder:
         self.path = out.parent / f".{out.name}.{command}"
         self.model = self.path / "model"
         self._lock: FolderLock | None = None
+        self._say: Callable[[str], None] = lambda sentence: None
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -84,6 +88,7 @@ class ResumableFolder:
             InvalidConfigError: another job's work is there, or a symbolic link in the place of the model's folder.
             RuntimeFailure: DiskFull, it cannot be written.
         """
+        self._say = say
         _require_no_link(self.model)  # --out would become the link, and what it leads to may change
         note = self.path / JOB_NAME
         differing = _differing(note, job) if note.exists() else None
@@ -122,7 +127,31 @@ class ResumableFolder:
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a text in UTF-8, whole or not at all; as `write`."""
-        self.write(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+        # The name of a file of documents may have bytes that are no UTF-8.
+        self.write(path, lambda partial: partial.write_text(text, encoding="utf-8", errors="replace"))
+
+    def read(self, path: Path, read: Callable[[Path], Read]) -> Read | None:
+        """Return what `read` makes of a file that an earlier run wrote; None where there is none. One that is damaged
+        is removed, for it can be made again.
+
+        Raises:
+            RuntimeFailure: it cannot be read or removed.
+        """
+        try:
+            return read(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise RuntimeFailure(
+                    FailureReason.CHECKPOINT_INVALID, f"{path} cannot be read: {error.strerror}."
+                ) from None
+        except DAMAGED:
+            pass
+        self._say(f"{path} is damaged: it is removed and made again")
+        with writing(path):
+            path.unlink()
+        return None
 
     def require_space(self, needed_bytes: int) -> None:
         """Refuse to begin without room for `needed_bytes`, less what is there already.
@@ -181,7 +210,9 @@ def _differing(note: Path, job: Mapping[str, Any]) -> str | None:
 
 
 def _require_no_link(folder: Path) -> None:
-    if folder.is_symlink():
+    with writing(folder):  # its name may be too long
+        is_link = folder.is_symlink()
+    if is_link:
         raise InvalidConfigError(f"{folder} is a symbolic link, and no run of Millstream makes one; remove it.")
 
 
@@ -203,6 +234,23 @@ def _require_free(out: Path) -> None:
         raise InvalidConfigError(f"--out {out} exists and is not an empty folder; give another, or remove it.")
     if not out.parent.is_dir():
         raise InvalidConfigError(f"--out {out}: the folder {out.parent} does not exist.")
+
+
+@contextmanager
+def reading(work: Path) -> Iterator[None]:
+    """A context in which an OSError of a file that is read becomes one sentence. `work`: the folder of the run.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
+        raise RuntimeFailure(
+            FailureReason.CHECKPOINT_INVALID,
+            f"A file that was there cannot be read any more: {what}; if it is in {work}, remove that folder.",
+        ) from None
 
 
 @contextmanager

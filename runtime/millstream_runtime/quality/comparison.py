@@ -20,7 +20,7 @@ from millstream_runtime.engine.kv.pool_size import gibibytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality import report
-from millstream_runtime.quality.documents import TokenizedDocument, read_documents, tokenize
+from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents, tokenize
 from millstream_runtime.quality.scored_model import ScoredModel, with_max_model_len
 from millstream_runtime.quality.slice_figures import by_slice
 from millstream_runtime.quality.token_scores import DocumentScores, score
@@ -60,6 +60,7 @@ def compare(
     """
     base, candidate = (with_max_model_len(one, settings.max_tokens) for one in (base, candidate))
     documents, tokenizer = _documents(base, candidate, settings)
+    data = report.JudgedData(str(settings.data), documents_digest(settings.data, "--data"))  # it may be gone later
     _check_memory(base, candidate)
     models = (ScoredModel(base), ScoredModel(candidate))
     scores: list[DocumentScores] = []
@@ -74,7 +75,7 @@ def compare(
         report.JudgedModel(one.model, model.weights_bytes, one.kv_cache_dtype.value)
         for one, model in zip((base, candidate), models, strict=True)
     ]
-    return report.build(sides[0], sides[1], settings.data, scores, verdicts, worst)
+    return report.build(sides[0], sides[1], data, scores, verdicts, worst)
 
 
 def _documents(
@@ -88,8 +89,9 @@ def _documents(
             f"{shapes[0].vocab_size}: they are not two forms of one model."
         )
     max_tokens = min(settings.max_tokens, *(one.max_model_len or settings.max_tokens for one in (base, candidate)))
+    flag = "--max-tokens" if max_tokens == settings.max_tokens else None  # else the models take no more
     tokenizers = [Tokenizer.from_folder(Path(one.model)) for one in (base, candidate)]
-    found = [tokenize(documents, one, shapes[0].eos_token_ids, max_tokens) for one in tokenizers]
+    found = [tokenize(documents, one, shapes[0].eos_token_ids, max_tokens, flag) for one in tokenizers]
     for ours, theirs in zip(*found, strict=True):
         if ours != theirs:
             raise InvalidConfigError(

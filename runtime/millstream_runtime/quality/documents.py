@@ -105,19 +105,23 @@ def documents_digest(path: Path, flag: str) -> str:
 
 
 def tokenize(
-    documents: Sequence[Document], tokenizer: Tokenizer, eos_token_ids: frozenset[int], max_tokens: int
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
+    eos_token_ids: frozenset[int],
+    max_tokens: int,
+    flag: str | None = None,
 ) -> list[TokenizedDocument]:
-    """Return the documents as token ids, each cut to `max_tokens`.
+    """Return the documents as token ids, each cut to `max_tokens`. `flag`: what could make that more, for messages.
 
     Raises:
         InvalidConfigError: a chat that the model's template refuses, a prompt that leaves no room for its answer, or
             a document without a token to judge; the message has its line and file.
     """
-    return [_tokenized(document, tokenizer, eos_token_ids, max_tokens) for document in documents]
+    return [_tokenized(document, tokenizer, eos_token_ids, max_tokens, flag) for document in documents]
 
 
 def _tokenized(
-    document: Document, tokenizer: Tokenizer, eos_token_ids: frozenset[int], max_tokens: int
+    document: Document, tokenizer: Tokenizer, eos_token_ids: frozenset[int], max_tokens: int, flag: str | None
 ) -> TokenizedDocument:
     if document.messages:
         prompt, answer = _chat(document, tokenizer, eos_token_ids)
@@ -131,8 +135,8 @@ def _tokenized(
         prompt, answer = answer[:1], answer[1:]
     if len(prompt) >= max_tokens:
         raise InvalidConfigError(
-            f"{document.where}: its prompt has {len(prompt)} tokens and --max-tokens is {max_tokens}; shorten it "
-            "or give a larger --max-tokens."
+            f"{document.where}: its prompt has {len(prompt)} tokens, and prompt and answer together have at most "
+            f"{max_tokens}; shorten it{f' or give a larger {flag}' if flag is not None else ''}."
         )
     if not answer:
         raise InvalidConfigError(f"{document.where}: it has no token to judge; give it a longer answer or text.")
@@ -175,7 +179,7 @@ def _document(line: str, number: int, path: Path) -> Document:
     name = found.get("slice", DEFAULT_SLICE)
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_SLICE_NAME_CHARACTERS or not name.isprintable():
         raise InvalidConfigError(
-            f"Line {number} of {path}: slice must be a name of 1 to {MAX_SLICE_NAME_CHARACTERS} characters."
+            f"Line {number} of {path}: slice must be a name of 1 to {MAX_SLICE_NAME_CHARACTERS} printable characters."
         )
     forms = [form for form in ("messages", "completion", "text") if form in found]
     if len(forms) != 1:

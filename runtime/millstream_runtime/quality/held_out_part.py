@@ -37,42 +37,43 @@ def shuffled_once(
     return unique
 
 
-def held_out_of(documents: Sequence[Document], tokenized: Tokenize) -> list[Document]:
+def held_out_of(
+    documents: Sequence[Document], tokenized: Tokenize, max_tokens: int = MAX_JUDGED_TOKENS
+) -> list[Document]:
     """A tenth of each slice, at least what a verdict on it needs, at most half. Where a slice is too small for a
-    verdict, all are judged as one; none where even that is too little."""
+    verdict, all are judged as one; none where even that is too little. `max_tokens`: of a document that is judged."""
+
+    def judged(document: Document) -> int:
+        found = tokenized(document)
+        return min(len(found.token_ids), max_tokens) - found.num_prompt_tokens
+
     by_slice = {name: [one for one in documents if one.slice == name] for name in _slices(documents)}
-    found = [_share(own, tokenized) for own in by_slice.values()]
-    if not all(_is_enough(one, tokenized) for one in found):
+    found = [_share(own, judged) for own in by_slice.values()]
+    if not all(_is_enough(one, judged) for one in found):
         merged = [replace(one, slice=DEFAULT_SLICE) for one in documents]
-        found = [_share(merged, tokenized)]
-    return [one for own in found for one in own] if all(_is_enough(one, tokenized) for one in found) else []
+        found = [_share(merged, judged)]
+    return [one for own in found for one in own] if all(_is_enough(one, judged) for one in found) else []
 
 
 def _slices(documents: Sequence[Document]) -> list[str]:
     return list(dict.fromkeys(one.slice for one in documents))
 
 
-def _share(documents: Sequence[Document], tokenized: Tokenize) -> list[Document]:
+def _share(documents: Sequence[Document], judged: Callable[[Document], int]) -> list[Document]:
     wanted = max(MIN_DOCUMENTS, min(MAX_HELD_OUT_DOCUMENTS, int(HELD_OUT_SHARE * len(documents))))
     found: list[Document] = []
     num_tokens = 0
     for document in documents:
         if len(found) >= len(documents) // 2 or (len(found) >= wanted and num_tokens >= MIN_TOKENS):
             break
-        judged = _judged(tokenized(document))
-        if judged > 0:
+        if (count := judged(document)) > 0:
             found.append(document)
-            num_tokens += judged
+            num_tokens += count
     return found
 
 
-def _is_enough(documents: Sequence[Document], tokenized: Tokenize) -> bool:
-    num_tokens = sum(_judged(tokenized(one)) for one in documents)
-    return len(documents) >= MIN_DOCUMENTS and num_tokens >= MIN_TOKENS
-
-
-def _judged(one: TokenizedDocument) -> int:
-    return min(len(one.token_ids), MAX_JUDGED_TOKENS) - one.num_prompt_tokens
+def _is_enough(documents: Sequence[Document], judged: Callable[[Document], int]) -> bool:
+    return len(documents) >= MIN_DOCUMENTS and sum(map(judged, documents)) >= MIN_TOKENS
 
 
 def line_of(document: Document) -> str:

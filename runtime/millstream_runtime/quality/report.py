@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,14 @@ class JudgedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedData:
+    """The file of documents, as it was when it was read."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorstAnswer:
     """A document where the models differ most, and what each writes behind its prompt."""
 
@@ -43,7 +49,7 @@ class WorstAnswer:
 def build(
     base: JudgedModel,
     candidate: JudgedModel,
-    data: Path,
+    data: JudgedData,
     scores: Sequence[DocumentScores],
     verdicts: Sequence[SliceVerdict],
     worst: Sequence[WorstAnswer],
@@ -56,8 +62,7 @@ def build(
         "base": asdict(base),
         "candidate": asdict(candidate),
         "data": {
-            "path": str(data),
-            "sha256": hashlib.sha256(data.read_bytes()).hexdigest(),
+            **asdict(data),
             "documents": len(scores),
             "tokens": sum(len(one.kl) for one in scores),
             "documents_cut": sum(one.document.is_cut for one in scores),

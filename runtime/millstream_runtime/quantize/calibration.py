@@ -40,6 +40,7 @@ def read_calibration(
     least_tokens: int,
     hold_out: bool,
     must_judge: bool,
+    judged_tokens: int,
 ) -> CalibrationData:
     """Read and pack a file.
 
@@ -48,6 +49,7 @@ def read_calibration(
         least_tokens: how many the sequences must have.
         hold_out: keep a part away from calibration, to judge the result by; a part that is too small for a verdict is
             an error where it `must_judge`.
+        judged_tokens: of a document that is held out, at most.
 
     Raises:
         InvalidConfigError: a line is no document (with its number), or there is too little data (with the minimum).
@@ -58,7 +60,7 @@ def read_calibration(
 
     documents = read_documents(path, flag="--calibration")
     unique = shuffled_once(documents, seed)
-    held_out = held_out_of(unique, tokenized) if hold_out else []
+    held_out = held_out_of(unique, tokenized, judged_tokens) if hold_out else []
     judged = {document.line for document in held_out}
     stream: list[int] = []
     for document in unique:
@@ -67,9 +69,11 @@ def read_calibration(
         if document.line not in judged:
             stream += tokenized(document).token_ids
     must_judge = must_judge and hold_out
-    if len(stream) < least_tokens or (must_judge and not held_out):
-        raise InvalidConfigError(_too_little(path, len(unique), len(stream), least_tokens, must_judge))
     starts = range(0, len(stream) - sequence_tokens + 1, sequence_tokens)[:max_sequences]
+    if len(starts) * sequence_tokens < least_tokens or (must_judge and not held_out):
+        raise InvalidConfigError(
+            _too_little(path, len(unique), len(stream), sequence_tokens, least_tokens, must_judge=must_judge)
+        )
     return CalibrationData(
         [stream[start : start + sequence_tokens] for start in starts],
         [line_of(document) for document in held_out],
@@ -77,8 +81,11 @@ def read_calibration(
     )
 
 
-def _too_little(path: Path, num_documents: int, num_tokens: int, least_tokens: int, must_judge: bool) -> str:
-    needed = [f"{least_tokens} tokens to calibrate with"] if least_tokens else []
+def _too_little(
+    path: Path, num_documents: int, num_tokens: int, sequence_tokens: int, least_tokens: int, *, must_judge: bool
+) -> str:
+    whole = f" in whole sequences of {sequence_tokens} (--sequence-tokens)" if num_tokens >= least_tokens else ""
+    needed = [f"{least_tokens} tokens to calibrate with{whole}"] if least_tokens else []
     if must_judge:
         needed.append(
             f"{2 * MIN_DOCUMENTS} documents, of which half is held out to judge the result by {MIN_TOKENS} tokens"

@@ -49,7 +49,7 @@ class LayerLoop:
     def run(self, sequences: Sequence[Sequence[int]], on_progress: OnProgress) -> None:
         """Make the layers that are not done yet. `sequences`: of token ids, all of one length."""
         source, layers = self._source, self._source.outline.layers
-        if not self._work.shard(0).exists():
+        if not self._work.has_shard(0):
             outer = [name for name in source.outline.outer if name in source.tensors]
             self._work.write_shard(0, {name: source.tensors[name] for name in outer})
         done = self._work.num_done()

@@ -19,7 +19,7 @@ import torch
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.model_output.companion_files import copy_companions
-from millstream_runtime.model_output.resumable_folder import require_free
+from millstream_runtime.model_output.resumable_folder import reading, require_free
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
@@ -31,7 +31,7 @@ from millstream_runtime.quantize.calibration import CalibrationData, read_calibr
 from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
 from millstream_runtime.quantize.methods.method_choice import method_for
 from millstream_runtime.quantize.output import model_card
-from millstream_runtime.quantize.output.gguf_metadata import check_convertible
+from millstream_runtime.quantize.output.gguf_metadata import check_convertible, vocabulary_fields
 from millstream_runtime.quantize.output.gguf_model import write_gguf_model
 from millstream_runtime.quantize.output.gguf_packing import GgufPacking
 from millstream_runtime.quantize.output.packing import (
@@ -46,9 +46,10 @@ from millstream_runtime.quantize.settings import QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-JOB_VERSION = 3  # changes when the same job gives other bytes
+JOB_VERSION = 4  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
 NUM_WORST = 3
+MAX_UNFIT_SHOWN = 12
 MIN_CALIBRATION_TOKENS = 4096
 
 
@@ -80,15 +81,16 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     method = method_for(settings, group_size)
     packing = method.packing
     if isinstance(packing, GgufPacking):
-        check_convertible(source.values)
+        check_convertible(source.values, source.config)
+        vocabulary_fields(source.folder, source.values, source.config.vocab_size)  # refuses a damaged one at once
     choice = choose_modules(source.outline, packing)
-    _say_unfit(source, choice, say)
+    _say_unfit(source, packing, choice, say)
     data = _calibration(settings, source, needs_data=method.needs_data)
     if settings.held_out is not None and settings.with_quality:
         _check_held_out(settings.held_out, source, settings.model)
     work = WorkFolder(settings.out, len(source.outline.layers), keeps_layers=not isinstance(packing, GgufPacking))
     job = _job(settings, source, packing, choice)
-    with work.locked(say):
+    with work.locked(say), reading(work.path):
         if settings.keeps_what_is_there():  # another process may have made it meanwhile
             return None
         require_free(settings.out)
@@ -111,14 +113,13 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     return MadeModel(settings.out, described, data.num_duplicates if data else 0, report)
 
 
-def _say_unfit(source: SourceModel, choice: ModuleChoice, say: Callable[[str], None]) -> None:
+def _say_unfit(source: SourceModel, packing: Packing, choice: ModuleChoice, say: Callable[[str], None]) -> None:
     if not choice.packed:
-        raise InvalidConfigError(
-            f"No linear layer of {source.folder} fits the format: inputs must be a multiple of --group-size, and "
-            "outputs of 8."
-        )
+        raise InvalidConfigError(f"No linear layer of {source.folder} fits the format: {packing.needs()}.")
     if choice.unfit:
-        say(f"these modules stay in 16 bit, because groups do not divide their sizes: {', '.join(choice.unfit[:12])}")
+        shown, more = choice.unfit[:MAX_UNFIT_SHOWN], len(choice.unfit) - MAX_UNFIT_SHOWN
+        names = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        say(f"these modules stay in the model's type ({packing.needs()}): {names}")
 
 
 def _calibration(settings: QuantizeSettings, source: SourceModel, *, needs_data: bool) -> CalibrationData | None:
@@ -143,6 +144,7 @@ def _calibration(settings: QuantizeSettings, source: SourceModel, *, needs_data:
         least_tokens=MIN_CALIBRATION_TOKENS if needs_data else 0,
         hold_out=settings.held_out is None,
         must_judge=settings.with_quality,
+        judged_tokens=min(MAX_JUDGED_TOKENS, source.config.max_model_len),
     )
 
 
@@ -186,7 +188,7 @@ def _write_model(
         tensors = work.tensors()
         work.write(
             work.model / f"model-{packing.type_name}.gguf",
-            lambda path: write_gguf_model(path, source.folder, source.values, packing, tensors, say),
+            lambda path: write_gguf_model(path, source, packing, tensors, say),
         )
     else:
         work.write_index()

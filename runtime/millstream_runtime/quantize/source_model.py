@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from millstream_runtime.draft_heads import head_kind
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.gguf.gguf_model import read_gguf_folder
 from millstream_runtime.models.config.fields import Fields
@@ -58,6 +59,10 @@ class SourceModel:
         outline = outline_of(config)
         expected = outline.expected
         with Checkpoint(folder) as checkpoint:
+            if (kind := head_kind(fields.values, checkpoint.names)) is not None:
+                raise InvalidConfigError(
+                    f"{folder} is a draft head ({kind}); this version quantizes and tunes whole models only."
+                )
             checkpoint.check(expected.expected.items(), expected.dtypes, expected.optional, expected.squeezable)
         by_file = {path: tensors_of(path) for path in safetensors_files(folder)}
         file_of = file_of_each(by_file)

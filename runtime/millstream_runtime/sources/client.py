@@ -98,9 +98,14 @@ class HTTPStatus(TransferError):
         self.retry_after_seconds = parse_retry_after(headers.get("retry-after"), time.time())
 
 
+def _say_nothing(line: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of one piece of work. Waits double from `first_wait_seconds`; progress resets them."""
+    """Retries of one piece of work. Waits double from `first_wait_seconds`; progress resets them. `say`: shows one
+    line before each wait."""
 
     attempts: int = 6
     first_wait_seconds: float = 1.0
@@ -108,14 +113,16 @@ class RetryPolicy:
     longest_retry_after_seconds: float = 600.0  # a longer Retry-After is an error: the next pod retries
     timeout_seconds: float = 30.0  # without a byte
     sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = _say_nothing
 
 
 class Retry:
     """Counts the consecutive failures of one piece of work."""
 
-    def __init__(self, policy: RetryPolicy, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, policy: RetryPolicy, say: Callable[[str], None] | None = None) -> None:
+        """`say`: in place of the policy's."""
         self._policy = policy
-        self._say = say
+        self._say = say or policy.say
         self.failures = 0
 
     def progressed(self) -> None:

@@ -115,7 +115,8 @@ class ModelFolder:
         except NotADirectoryError as error:
             raise InvalidConfigError(f"--into {self.path} is below a file; give a folder.") from error
         except FileExistsError as error:
-            raise InvalidConfigError(f"--into {self.path} is a file; give a folder.") from error
+            kind = "a link to nothing" if self.path.is_symlink() and not self.path.exists() else "a file"
+            raise InvalidConfigError(f"--into {self.path} is {kind}; give a folder.") from error
         except OSError as error:
             raise disk_failure(error, self.path) from error
 

@@ -118,7 +118,9 @@ class HuggingFace:
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         about = f"{self.repository} on {urlsplit(self.endpoint).hostname}"
         if not isinstance(error, HTTPStatus):
-            return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {about} failed: {error}.")
+            address = without_query(self.endpoint)
+            cure = f"; check the network, HTTPS_PROXY and HF_ENDPOINT ({address})" if error.retryable else ""
+            return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {about} failed: {error}{cure}.")
         code = error.headers.get("x-error-code", "")
         if error.status in (401, 403):
             return RuntimeFailure(FailureReason.DOWNLOAD_UNAUTHORIZED, self._refusal(error.status, code, about))

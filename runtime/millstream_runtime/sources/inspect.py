@@ -35,6 +35,7 @@ from millstream_runtime.sources.layers import (
 from millstream_runtime.sources.remote_reader import RemoteReader
 from millstream_runtime.sources.safetensors_header import LENGTH_BYTES, WeightsSummary, header_length, parse_header
 from millstream_runtime.sources.selection import (
+    CONFIG_NAME,
     GGUF_SUFFIX,
     INDEX_NAME,
     invalid,
@@ -75,14 +76,22 @@ class ModelFiles(Protocol):
         """The beginning of a file of weights."""
 
 
-def inspect_source(source: Source, config: bytes | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class GivenConfig:
+    """A config.json that replaces the model's own. `path`: as it was given, for messages."""
+
+    path: Path
+    text: bytes
+
+
+def inspect_source(source: Source, config: GivenConfig | None = None) -> dict[str, Any]:
     """The shape of a hub repository, image or artifact. Raises RuntimeFailure."""
     resolved = source.resolve()
     files = RemoteModelFiles(source, resolved)
     return _inspect(files, str(source), source.identity, (source.requested_revision, resolved.revision), config)
 
 
-def inspect_folder(folder: Path, config: bytes | None = None) -> dict[str, Any]:
+def inspect_folder(folder: Path, config: GivenConfig | None = None) -> dict[str, Any]:
     """The shape of a folder. Raises RuntimeFailure: CheckpointInvalid."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
@@ -90,16 +99,17 @@ def inspect_folder(folder: Path, config: bytes | None = None) -> dict[str, Any]:
     return _inspect(FolderFiles(folder), str(folder), {"kind": "path", "path": str(folder)}, (None, None), config)
 
 
-def inspect_config(path: Path, config: bytes) -> dict[str, Any]:
+def inspect_config(config: GivenConfig) -> dict[str, Any]:
     """The shape from a config.json alone, where the model itself cannot be read: no weights are counted."""
-    return describe({"kind": "config", "path": str(path)}, None, None, {"config.json": config}, WeightsSummary())
+    identity = {"kind": "config", "path": str(config.path)}
+    return describe(identity, None, None, {CONFIG_NAME: config.text}, WeightsSummary(), str(config.path))
 
 
-def read_config(path: Path) -> bytes:
-    """Read a config.json that replaces the model's own. Raises RuntimeFailure: InvalidConfig."""
+def read_config(path: Path) -> GivenConfig:
+    """Read a config.json that replaces the model's own. Raises RuntimeFailure: InvalidConfig or CheckpointInvalid."""
     try:
         with path.open("rb") as file:
-            return _capped(file.read(SMALL_LIMIT_BYTES + 1), path.name, SMALL_LIMIT_BYTES)
+            return GivenConfig(path, _capped(file.read(SMALL_LIMIT_BYTES + 1), str(path), SMALL_LIMIT_BYTES))
     except OSError as error:
         raise InvalidConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
 
@@ -109,15 +119,15 @@ def _inspect(
     where: str,
     identity: Mapping[str, str],
     revisions: tuple[str | None, str | None],
-    config: bytes | None,
+    config: GivenConfig | None,
 ) -> dict[str, Any]:
-    """`revisions`: requested, and resolved. `config` replaces the model's own config.json."""
+    """`revisions`: requested, and resolved."""
     requested_revision, revision = revisions
     support = support_files(model.names, where)
-    own = [name for name in READ_NAMES if name in support and not (config is not None and name == "config.json")]
+    own = [name for name in READ_NAMES if name in support and not (config is not None and name == CONFIG_NAME)]
     files = {name: model.read(name, SMALL_LIMIT_BYTES) for name in own}
     if config is not None:
-        files["config.json"] = config
+        files[CONFIG_NAME] = config.text
     index = model.read(INDEX_NAME, INDEX_LIMIT_BYTES) if INDEX_NAME in support else None
     weights = weights_files(model.names, index, where)
     summary = WeightsSummary()
@@ -125,11 +135,12 @@ def _inspect(
         headers = dict(zip(weights, threads.map(model.header, weights), strict=True))
     if weights[0].endswith(GGUF_SUFFIX):
         described, summary = describe_gguf({name: (one.text, one.file_bytes) for name, one in headers.items()})
-        files = described | ({} if config is None else {"config.json": config})
+        files = described | ({} if config is None else {CONFIG_NAME: config.text})
     else:
         for name, header in headers.items():
             summary.add(parse_header(header.text, name), len(header.text), header.file_bytes, name)
-    return describe(identity, requested_revision, revision, files, summary)
+    config_name = CONFIG_NAME if config is None else str(config.path)
+    return describe(identity, requested_revision, revision, files, summary, config_name)
 
 
 class FolderFiles:

@@ -18,7 +18,10 @@ from millstream_runtime.gguf.header import parse_gguf
 from millstream_runtime.sources.selection import GGUF_SUFFIX, invalid
 
 LENGTH_BYTES = 8
+LFS_POINTER = b"version https://git-lfs"  # how such a file begins
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_DIMENSIONS, MAX_DTYPE_CHARACTERS = 64, 32
+SIZE_LIMIT = 1 << 63  # a product of larger numbers takes hours
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
@@ -66,7 +69,7 @@ class WeightsSummary:
 
 def header_length(first_bytes: bytes, size_bytes: int, where: str) -> int:
     """The length of the JSON. Raises RuntimeFailure: CheckpointInvalid."""
-    if first_bytes.startswith(b"version https://git-lfs"):
+    if first_bytes.startswith(LFS_POINTER):
         raise invalid(f"{where} is a git-lfs pointer, not the weights; fetch it with LFS.")
     length = int.from_bytes(first_bytes[:LENGTH_BYTES], "little")
     if len(first_bytes) < LENGTH_BYTES or not 2 <= length <= min(MAX_HEADER_BYTES, size_bytes - LENGTH_BYTES):
@@ -100,15 +103,19 @@ def check_file(path: Path, where: str) -> None:
 def _measure(name: str, tensor: Any, where: str) -> tuple[int, int, int]:
     """Begin and end offset in bytes, and the number of elements."""
     try:
-        begin, end = tensor["data_offsets"]
-        elements = math.prod(tensor["shape"])
-        bits = BITS.get(str(tensor["dtype"]))  # None: a type newer than this file; then the size is taken as it is
-        whole = all(isinstance(number, int) for number in (begin, end, *tensor["shape"]))
-        fits = bits is None or (end - begin) * 8 == elements * bits
-        if whole and fits and 0 <= begin <= end and min([0, *tensor["shape"]]) >= 0:
-            return begin, end, elements
+        (begin, end), shape, dtype = tensor["data_offsets"], tensor["shape"], tensor["dtype"]
+        bounded = len(shape) <= MAX_DIMENSIONS and len(dtype) <= MAX_DTYPE_CHARACTERS
+        if isinstance(dtype, str) and bounded and all(map(_is_size, (begin, end, *shape))):
+            elements = math.prod(shape)
+            bits = BITS.get(dtype)  # None: a type newer than this file; then the size is taken as it is
+            if begin <= end and (bits is None or (end - begin) * 8 == elements * bits):
+                return begin, end, elements
     except (KeyError, TypeError, ValueError):
         pass
     raise invalid(
         f"{where} describes tensor {name[:80]!r} in a way that no safetensors file does: {str(tensor)[:120]}."
     )
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < SIZE_LIMIT

@@ -33,7 +33,7 @@ from typing import Any
 from millstream_runtime.draft_heads import describe_head
 from millstream_runtime.errors import TERMINATION_MESSAGE_LIMIT_BYTES
 from millstream_runtime.sources.safetensors_header import WeightsSummary
-from millstream_runtime.sources.selection import invalid
+from millstream_runtime.sources.selection import CONFIG_NAME, invalid
 from millstream_runtime.strict_json import read_strict_json
 
 SHAPE_VERSION = 1
@@ -86,15 +86,20 @@ def describe(
     revision: str | None,
     files: Mapping[str, bytes],
     weights: WeightsSummary,
+    config_name: str = CONFIG_NAME,
 ) -> dict[str, Any]:
-    """The shape. `files`: the content of config.json and, where there are any, the generation and tokenizer configs.
+    """The shape.
+
+    Args:
+        files: the content of config.json and, where there are any, the generation and tokenizer configs.
+        config_name: of the file that config.json came from, for messages.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, config.json is not a JSON object.
     """
-    config = read_object(files["config.json"], "config.json", is_strict=True)
+    config = read_object(files[CONFIG_NAME], config_name, is_strict=True)
     inner: dict[str, Any] = next((config[name] for name in NESTED_CONFIGS if isinstance(config.get(name), dict)), {})
-    quantization = _quantization(config, inner)
+    quantization = _quantization(config, inner, config_name)
     kept = _pick(config, CONFIG_FIELDS)
     kept |= {name: _pick(config[name], CONFIG_FIELDS) for name in NESTED_CONFIGS if isinstance(config.get(name), dict)}
     both = {**inner, **{name: value for name, value in config.items() if value is not None}}
@@ -118,7 +123,7 @@ def describe(
             "tensor_bytes": weights.tensor_bytes,
             "tensors": weights.tensors,
             "elements": weights.elements_by_dtype.total(),
-            "elements_by_dtype": dict(sorted(weights.elements_by_dtype.items())),
+            "elements_by_dtype": _short(dict(sorted(weights.elements_by_dtype.items()))),
             "tied_lm_head": not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in weights.names),
         },
         "tokenizer": _tokenizer(files),
@@ -155,7 +160,7 @@ def read_object(text: bytes, name: str, *, is_strict: bool = False) -> dict[str,
     return value
 
 
-def _quantization(config: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+def _quantization(config: dict[str, Any], inner: dict[str, Any], config_name: str) -> dict[str, Any]:
     """The format of the weights; empty where none is given.
 
     Raises:
@@ -165,7 +170,7 @@ def _quantization(config: dict[str, Any], inner: dict[str, Any]) -> dict[str, An
         found = values.get(name.rpartition(".")[2])
         if found is not None and not isinstance(found, dict):
             raise invalid(
-                f"config.json: {name} is {found!r:.60}; it must be an object such as "
+                f"{config_name}: {name} is {found!r:.60}; it must be an object such as "
                 '{"quant_method": "awq", "bits": 4}, or absent for weights in 16 bit.'
             )
         if found:

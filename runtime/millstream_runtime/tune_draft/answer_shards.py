@@ -29,22 +29,23 @@ class AnswerShards:
         self._prompts, self._temperature, self._seed = prompts, temperature, seed
         self.count = -(-len(prompts) // PROMPTS)
 
-    def exists(self, number: int) -> bool:
-        return self._path(number).exists()
-
-    def make(self, number: int) -> None:
-        """Make a file, counted from 0, if it is not there."""
-        if not self.exists(number):
-            prompts = self._of(number)
-            seeds = [self._seed + number * PROMPTS + index for index in range(len(prompts))]
-            found = self._target().answers(prompts, seeds)
-            self._work.write(self._path(number), lambda path: write_sequences(path, found))
-
-    def read(self, number: int) -> list[TargetSequence]:
-        """Return the sequences of a file that was made."""
+    def make(self, number: int) -> list[TargetSequence]:
+        """Make a file, counted from 0; return its sequences."""
         prompts = self._of(number)
-        slices = [(one.slice, one.is_general) for one in prompts for _ in kinds_of(one, self._temperature)]
-        return read_sequences(self._path(number), slices)
+        seeds = [self._seed + number * PROMPTS + index for index in range(len(prompts))]
+        found = self._target().answers(prompts, seeds)
+        self._work.write(self._path(number), lambda path: write_sequences(path, found))
+        return self._read(self._path(number), number)
+
+    def read(self, number: int) -> list[TargetSequence] | None:
+        """Return the sequences of a file; None where it is to be made."""
+        return self._work.read(self._path(number), lambda path: self._read(path, number))
+
+    def _read(self, path: Path, number: int) -> list[TargetSequence]:
+        prompts = self._of(number)
+        return read_sequences(
+            path, [(one.slice, one.is_general) for one in prompts for _ in kinds_of(one, self._temperature)]
+        )
 
     def _of(self, number: int) -> Sequence[Prompt]:
         return self._prompts[number * PROMPTS : (number + 1) * PROMPTS]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from millstream_runtime.model_output.resumable_folder import JOB_NAME, ResumableFolder, writing
+from millstream_runtime.tune_draft.tuning_report import summary
 
 REFUSED_NAME = "not-better.json"
 
@@ -22,10 +24,7 @@ class RefusedDraft:
 
     def report(self) -> dict[str, Any] | None:
         """Return the report; None where no run of this job was refused."""
-        if not self._path.exists():
-            return None
-        found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        return found
+        return self._work.read(self._path, _read)
 
     def keep(self, report: Mapping[str, Any]) -> None:
         """Write the report, then remove the draft, the answers and the checkpoints.
@@ -36,3 +35,9 @@ class RefusedDraft:
         self._work.write_text(self._path, json.dumps(report, ensure_ascii=False) + "\n")
         with writing(self._work.path):
             self._work.discard(REFUSED_NAME, JOB_NAME)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary(found)  # raises what a reader of a damaged file raises
+    return found

@@ -32,7 +32,7 @@ class RunPlan:
 
     def __init__(self, work: ResumableFolder, minutes: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._work, self._path, self._clock, self._minutes = work, work.path / "plan.json", clock, minutes
-        self.decided = _read(self._path)
+        self.decided = work.read(self._path, _read) or Decided()
         self._began = clock()
         self._before = self.decided.used_seconds
 
@@ -60,4 +60,4 @@ class RunPlan:
 
 
 def _read(path: Path) -> Decided:
-    return Decided(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Decided()
+    return Decided(**json.loads(path.read_text(encoding="utf-8")))

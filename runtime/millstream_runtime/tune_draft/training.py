@@ -35,6 +35,7 @@ PATIENCE = 4  # watches without a better step, after which no better one is expe
 MOST_LOSS_POINTS = 2.0  # of acceptance in a slice: a step that loses more is no candidate
 CHECKPOINT_SECONDS = 60.0
 MEASURED_STEPS = 3
+NUM_PROGRESS = 4  # fields of `TrainingProgress`
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ class Training:
         )
         self._before = self._watch()
         self.progress = TrainingProgress(best_percent=self._before[None])
-        if self._checkpoint.exists():
-            self._resume()
+        self._resume()
 
     def step_seconds(self) -> float:
         """Measure what a step takes. Changes nothing."""
@@ -120,9 +120,7 @@ class Training:
                 saved = time.monotonic()
                 self._save()
         on_step(steps, steps)
-        if not progress.best_step:
-            return {}
-        return {name: one.load() for name, one in tensors_of(self._best).items()}
+        return _load(self._best) if progress.best_step else {}
 
     def _gradients(self, number: int) -> None:
         """Of a step's mean divergence, in the parameters."""
@@ -180,8 +178,13 @@ class Training:
         self._work.write(path, lambda partial: write_file(partial, tensors))
 
     def _resume(self) -> None:
-        tensors = {name: one.load() for name, one in tensors_of(self._checkpoint).items()}
+        """Go on from the checkpoint, if there is one, with the best weights that it speaks of."""
+        tensors = self._work.read(self._checkpoint, self._read_checkpoint)
+        if tensors is None:
+            return
         step, best_step, best_percent, stale = tensors["progress"].tolist()
+        if best_step and self._work.read(self._best, self._read_best) is None:
+            return
         self.progress = TrainingProgress(int(step), int(best_step), best_percent, int(stale))
         self._draft.load({name: tensors[f"weight.{name}"] for name in self._draft.parameters})
         for name, one in self._draft.parameters.items():
@@ -190,3 +193,24 @@ class Training:
                 "exp_avg": tensors[f"mean.{name}"].to(one.device),
                 "exp_avg_sq": tensors[f"square.{name}"].to(one.device),
             }
+
+    def _read_checkpoint(self, path: Path) -> dict[str, Tensor]:
+        tensors = self._checked(_load(path), "weight.", "mean.", "square.")
+        if tensors["progress"].shape != (NUM_PROGRESS,):
+            raise ValueError("progress has another shape")
+        return tensors
+
+    def _read_best(self, path: Path) -> dict[str, Tensor]:
+        return self._checked(_load(path), "")
+
+    def _checked(self, tensors: dict[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
+        """Raises KeyError or ValueError: they are not those of this draft."""
+        for name, parameter in self._draft.parameters.items():
+            for prefix in prefixes:
+                if tensors[f"{prefix}{name}"].shape != parameter.shape:
+                    raise ValueError(f"{prefix}{name} has another shape")
+        return tensors
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    return {name: one.load() for name, one in tensors_of(path).items()}

@@ -27,7 +27,7 @@ from millstream_runtime.draft_tuning_memory import MAX_TRAINING_POSITIONS, PARAM
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.model_output.companion_files import copy_companions
-from millstream_runtime.model_output.resumable_folder import ResumableFolder, require_free
+from millstream_runtime.model_output.resumable_folder import ResumableFolder, reading, require_free
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.registry import expected_weights, load_model_config
@@ -48,7 +48,7 @@ from millstream_runtime.tune_draft.trainable_draft import TrainableDraft
 from millstream_runtime.tune_draft.training import LEARNING_RATE_BY_HIDDEN_SIZE, Recipe, Training
 from millstream_runtime.tune_draft.tuning_report import BETTER, card, report
 
-JOB_VERSION = 1  # changes when the same job gives other bytes
+JOB_VERSION = 2  # changes when the same job gives other bytes
 CARD_NAME = "README.md"
 SEQUENCE_PASSES, MOST_PASSES = 3, 10  # how often training sees a sequence: by default, and at most with --minutes
 MAX_STEPS = 5000
@@ -88,7 +88,7 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
     tokenizers = [Tokenizer.from_folder(one) for one in (settings.target, settings.draft)]
     prompts = read_prompts(settings, tokenizers, target.eos_token_ids, sequence_tokens)
     work = ResumableFolder(settings.out, "tune-draft")
-    with work.locked(say):
+    with work.locked(say), reading(work.path):
         if settings.keeps_what_is_there():
             return None
         require_free(settings.out)  # another process may have made it meanwhile
@@ -164,11 +164,11 @@ class _Run:
             for number in range(shards.count):
                 if name == "training" and number and self._is_enough(number, positions):
                     break
-                if not shards.exists(number):
-                    self._on_progress("answers", done, total)
-                    shards.make(number)
-                    self._plan.save()
                 found = shards.read(number)
+                if found is None:
+                    self._on_progress("answers", done, total)
+                    found = shards.make(number)
+                    self._plan.save()
                 self._check_vocabulary(found)
                 sequences[name] += found
                 positions += sum(one.num_positions for one in found)
@@ -265,7 +265,11 @@ def _stands(model: ScoredModel, sequence: TargetSequence) -> np.ndarray:
 
 
 def _check_pair(settings: TuneSettings, source: SourceModel, target: ModelConfig) -> None:
-    """Raises InvalidConfigError: the draft is larger than the target. On a CPU: RuntimeFailure, it is too large."""
+    """Raises InvalidConfigError: the draft is the target, or larger. On a CPU: RuntimeFailure, it is too large."""
+    if settings.target.samefile(settings.draft):
+        raise InvalidConfigError(
+            f"TARGET and DRAFT are both {settings.draft}: a draft must be a smaller model with the target's tokenizer."
+        )
     sizes = [expected_weights(one, torch.float32).num_bytes for one in (source.config, target)]
     if sizes[0] > sizes[1]:
         raise InvalidConfigError(

@@ -14,6 +14,7 @@ from millstream.bench import compare, plot, report
 from millstream.bench.measure import Objective, RequestRecord, measure
 from millstream.bench.workload import Range, WorkloadSpec, plan
 from millstream.cli import main
+from millstream.saved_files import write_saved_file
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 
 
@@ -42,7 +43,7 @@ def run_document(slowness: float = 1.0, error: str | None = None, **spec: Any) -
 
 def test_a_document_survives_its_file_and_has_the_numbers_of_the_run(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    report.write(path, report.to_json(run_document()))
+    write_saved_file(path, report.to_json(run_document()))
     run = compare.read(path)
     assert run == run_document()
     assert run["summary"]["ttft_ms"]["p99"] == pytest.approx(100)

@@ -103,7 +103,10 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, words: str
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ({"prompt": "a" * 200, "completion": "b"}, "Line 1 of .*: its prompt has 200 tokens and --max-tokens is 100"),
+        (
+            {"prompt": "a" * 200, "completion": "b"},
+            "Line 1 of .*: its prompt has 200 tokens, and prompt and answer together have at most 100",
+        ),
         ({"text": "a"}, "Line 1 of .*: it has no token to judge"),
         (
             {"messages": [{"role": "pirate", "content": "a"}, {"role": "assistant", "content": "b"}]},

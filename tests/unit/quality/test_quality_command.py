@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from millstream_operator.preparation.step_answers import failures_in_words, has_
 from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.quality import comparison
 from millstream_runtime.quality.summary import FIGURES, summary
+from millstream_runtime.quality.token_scores import score
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quality.conftest import Change, noise, texts, write_data
 
@@ -124,8 +126,8 @@ def test_the_page_shows_verdict_plot_and_answers_and_escapes_texts(
         (["--min-top1-agreement-percent=101"], "it must be 0 to 100"),
         (["--max-tokens=1"], "--max-tokens is 1; it must be 2"),
         (["--worst=-1"], "--worst is -1"),
-        (["--json=/nowhere/at/all.json"], "its folder does not exist"),
-        (["--page=/tmp"], "Cannot write /tmp: it is a folder."),
+        (["--json=/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["--page=/tmp"], "--page is /tmp; that is a folder, give a file."),
         (["--workload=lax"], "invalid choice"),
         (["--dtype=half"], "choose from 'auto', 'float32', 'float16', 'bfloat16'"),
     ],
@@ -160,6 +162,31 @@ def test_too_little_data_and_a_missing_folder_are_refused_before_weights_are_rea
     assert "has 3 documents" in capsys.readouterr().err
     assert quality(base, tmp_path / "absent", data)[0] == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_too_long_is_named_with_what_limits_it(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = write_data(tmp_path / "long.jsonl", [{"prompt": "a" * 200, "completion": "b"}])
+    assert quality(base, base, long, "--max-tokens=100")[0] == 2
+    assert "together have at most 100; shorten it or give a larger --max-tokens." in capsys.readouterr().err
+    small = write_tiny_model(tmp_path / "small", max_position_embeddings=100)
+    assert quality(small, small, long)[0] == 2
+    assert capsys.readouterr().err.endswith("together have at most 100; shorten it.\n")
+
+
+def test_data_that_is_gone_after_it_was_read_costs_no_verdict(
+    base: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = hashlib.sha256(data.read_bytes()).hexdigest()
+
+    def score_without_file(*given: Any) -> Any:
+        data.unlink(missing_ok=True)
+        return score(*given)
+
+    monkeypatch.setattr("millstream_runtime.quality.comparison.score", score_without_file)
+    code, report = quality(base, base, data)
+    assert (code, report["data"]["sha256"]) == (0, expected)
 
 
 def test_ctrl_c_is_one_sentence(

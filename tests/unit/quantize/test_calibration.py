@@ -17,8 +17,8 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 def read(tiny: Path, path: Path, lines: Iterable[Any], **settings: Any) -> CalibrationData:
     path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
-    asked = {"sequence_tokens": 128, "max_sequences": 1000, "seed": 0, "least_tokens": 512} | settings
-    asked = {"hold_out": True, "must_judge": True} | asked
+    numbers = {"sequence_tokens": 128, "max_sequences": 1000, "seed": 0, "least_tokens": 512, "judged_tokens": 2048}
+    asked: dict[str, Any] = {"hold_out": True, "must_judge": True, **numbers, **settings}
     return read_calibration(path, Tokenizer.from_folder(tiny), frozenset({258}), **asked)
 
 
@@ -97,6 +97,23 @@ def test_bad_or_too_little_data_is_refused_with_line_or_least(
 ) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         read(tiny, tmp_path / "a.jsonl", lines, least_tokens=512)
+
+
+def test_a_prompt_that_the_model_cannot_judge_is_not_held_out(tiny: Path, tmp_path: Path) -> None:
+    """It would end the run after the last layer: no room is left for a token of the answer."""
+    long = [{"prompt": f"{number:03}{'x' * 200}", "completion": "y" * 90} for number in range(60)]
+    found = read(tiny, tmp_path / "a.jsonl", [*long, *texts(60)], judged_tokens=150)
+    assert found.held_out
+    assert all("text" in json.loads(one) for one in found.held_out)
+
+
+@pytest.mark.parametrize("sequence_tokens", [2048, 400])
+def test_data_that_fills_too_few_sequences_is_refused(tiny: Path, tmp_path: Path, sequence_tokens: int) -> None:
+    """Without this a run with long sequences had none of them."""
+    settings = {"sequence_tokens": sequence_tokens, "must_judge": False, "least_tokens": 512}
+    words = rf"has 15 different .* The least is 512 tokens to calibrate with in whole sequences of {sequence_tokens}"
+    with pytest.raises(InvalidConfigError, match=words):
+        read(tiny, tmp_path / "a.jsonl", texts(15, length=50), **settings)
 
 
 def test_little_data_is_enough_where_nothing_is_judged(tiny: Path, tmp_path: Path) -> None:

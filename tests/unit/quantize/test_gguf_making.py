@@ -95,6 +95,67 @@ def test_a_family_that_is_not_written_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_position_embeddings": None},
+        {"rms_norm_eps": None, "num_key_value_heads": 2, "rope_theta": None},
+        {"bos_token_id": -1, "eos_token_id": [258, -1, 2**40, 257]},
+        {"rope_scaling": YARN},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 512},
+    ],
+    ids=["no context", "nulls", "token ids", "yarn", "yarn, its length outside"],
+)
+def test_the_file_says_what_config_json_leaves_out_or_says_elsewhere(
+    fields: dict[str, object], wide: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(wide, tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
+    assert quantize(tmp_path / "model", tmp_path / "out", "--method=gguf", "--no-quality") == 0
+    base, found = load_model_config(tmp_path / "model"), load_model_config(tmp_path / "out")
+    assert found.rms_norm_eps == pytest.approx(base.rms_norm_eps)
+    for name in ("max_position_embeddings", "num_kv_heads", "rope"):
+        assert getattr(found, name) == getattr(base, name), name
+    assert found.eos_token_ids == {one for one in base.eos_token_ids if 0 <= one < 272}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": {"a": [1]}}, "model_type {'a': [1]} is not written yet"),
+        ({"rope_scaling": YARN | {"beta_fast": 16}}, "yarn's beta_fast 16 is not written yet; this version writes 32"),
+        ({"rope_scaling": YARN | {"attention_factor": 2.0}}, "yarn's attention_factor 2 is not written yet"),
+    ],
+)
+def test_what_the_file_could_not_say_is_refused(
+    fields: dict[str, object], words: str, wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(wide, tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    assert quantize(tmp_path / "model", tmp_path / "out", "--method=gguf", "--no-quality") == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tokenizer.json", "{"), ("tokenizer.json", '{"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}')],
+)
+def test_a_tokenizer_that_is_none_is_refused_before_a_layer_is_made(
+    name: str, text: str, wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(wide, tmp_path / "model")
+    (tmp_path / "model" / name).write_text(text)
+    assert quantize(tmp_path / "model", tmp_path / "out", "--method=gguf", "--no-quality") == 1
+    assert f"{tmp_path / 'model'}: tokenizer.json or chat_template.jinja cannot be read" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_killed_run_goes_on_and_gives_the_same_file(wide: Path, tmp_path: Path) -> None:
     flags = ("--method=gguf", "--no-quality")
     (tmp_path / "whole").mkdir()

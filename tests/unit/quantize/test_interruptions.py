@@ -70,6 +70,23 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_files_of_layers_that_are_cut_are_made_again(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, whole, out = ("--method=rtn", "--no-quality"), tmp_path / "whole", tmp_path / "model"
+    quantize(tiny, whole, *flags)
+    killed(4, "before", tiny, out, *flags)
+    cut = [tmp_path / f".model.quantize/model/model-0000{number}-of-00005.safetensors" for number in (1, 3)]
+    for path in cut:
+        path.write_bytes(path.read_bytes()[:-100])
+    capsys.readouterr()
+    assert quantize(tiny, out, *flags) == 0
+    said = capsys.readouterr().err
+    assert all(f"{path} is damaged: it is removed and made again" in said for path in cut)
+    weights = {name: one for name, one in contents(out).items() if name.endswith(".safetensors")}
+    assert weights.items() <= contents(whole).items()
+
+
 def test_another_command_does_not_go_on_with_what_is_there(
     tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

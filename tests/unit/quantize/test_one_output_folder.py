@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -108,7 +109,27 @@ def test_a_folder_that_no_rename_can_replace_is_refused_before_anything_is_made(
     assert "is a mount point" in capsys.readouterr().err
     assert quantize(tiny, tmp_path / ("x" * 300), *RTN) == 2
     assert "cannot be used: File name too long." in capsys.readouterr().err
+    assert quantize(tiny, tmp_path / ("x" * 250), *RTN) == 1, "the name of the work folder is longer"
+    assert ".quantize: File name too long." in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_links_in_a_circle_are_one_sentence(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for out in (tmp_path / "circle", tmp_path / "circle" / "out"):
+        assert quantize(tiny, out, *RTN) == 2
+        assert capsys.readouterr().err.startswith(f"millstream: --out {out} cannot be used")
+
+
+@pytest.mark.parametrize("command", ["quantize", "tune-draft"])
+def test_names_that_are_no_utf_8_are_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library of safetensors opens no such file: the run would end after its last layer."""
+    bad, good = str(tmp_path / os.fsdecode(b"\xff")), str(tmp_path / "good")
+    given = ["--method=rtn"] if command == "quantize" else ["draft", "--data=traffic.jsonl"]
+    for model, out in ((bad, good), (good, bad)):
+        assert main([command, model, *given, f"--out={out}"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"millstream: The name {tmp_path}/\\udcff has bytes that are no UTF-8")
 
 
 @pytest.mark.parametrize("linked", [".out.quantize", ".out.quantize/model"])

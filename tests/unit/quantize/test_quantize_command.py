@@ -168,6 +168,20 @@ def test_a_flag_that_cannot_work_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method=gguf"], "inputs must be a multiple of 256; --gguf-type Q8_0: of 32."),
+        (["--method=rtn", "--group-size=256"], "inputs must be a multiple of the group size 256 (--group-size), and o"),
+    ],
+)
+def test_a_model_of_which_no_layer_fits_is_told_what_would(
+    tiny: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(tiny, tmp_path / "out", "--no-quality", *flags) == 2
+    assert f"No linear layer of {tiny} fits the format: {words}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("below", ["", "quantized"])
 def test_an_output_folder_in_the_model_is_refused(tiny: Path, below: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise --keep-made would take the 16-bit model for a quantized one."""

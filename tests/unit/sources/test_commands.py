@@ -83,6 +83,18 @@ def test_a_failure_is_one_sentence_a_reason_and_an_exit_code(command: Command, h
     assert SECRET not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("what", ["fetch", "inspect"])
+def test_each_wait_for_a_hub_that_does_not_answer_is_a_line(command: Command, hub: LocalHub, what: str) -> None:
+    """Without network the waits take half a minute."""
+    hub.faults.append(Fault("/api/models", times=9, status=503))
+    arguments = command.fetch() if what == "fetch" else ("inspect", "--hugging-face=org/tiny")
+    done = command(*arguments, "--retries=2")
+    assert done.returncode == 1
+    waited, failed = done.stderr.splitlines()
+    assert "/api/models/org/tiny/revision/main answered HTTP 503; attempt 2 of 2 in" in waited
+    assert failed == f"millstream: {command.message()['message']}"
+
+
 def test_killed_in_the_middle_then_run_again(command: Command, hub: LocalHub, cdn: LocalCDN) -> None:
     hold = threading.Event()
     cdn.faults.append(Fault("/blobs/", hold=hold))

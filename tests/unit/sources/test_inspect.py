@@ -12,7 +12,7 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.hugging_face import HuggingFace
 from millstream_runtime.sources.image_source import ImageSource
-from millstream_runtime.sources.inspect import inspect_config, inspect_folder, inspect_source, read_config
+from millstream_runtime.sources.inspect import GivenConfig, inspect_config, inspect_folder, inspect_source, read_config
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.shape import describe, to_json
 from tests.support.local_hub import COMMIT, LocalCDN, LocalHub
@@ -103,6 +103,8 @@ def test_a_folder(tmp_path: Path) -> None:
         ("model.safetensors", safetensors({"a": ("F32", [100], 404)}), "describes tensor 'a'"),
         ("model.safetensors", safetensors({"a": ("F32", [-1, -100], 400)}), "describes tensor 'a'"),
         ("model.safetensors", b"\x03" + bytes(7) + b"[1]", "not a JSON object"),
+        ("model.safetensors.index.json", b"[]", "is not a JSON object with weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": ["b"]}}', "is not a JSON object with weight_map"),
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -112,6 +114,39 @@ def test_a_damaged_folder_is_named(tmp_path: Path, name: str, content: bytes, sa
     with pytest.raises(RuntimeFailure, match=says) as caught:
         inspect_folder(tmp_path)
     assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"dtype": ["F32"]},
+        {"dtype": {}},
+        {"dtype": None},
+        {"dtype": "X" * 100_000},
+        {"shape": [10**4000] * 3000},  # a product that takes minutes
+        {"shape": [1] * 100_000},
+        {"shape": [0], "data_offsets": [10**4000, 10**4000]},
+        {"shape": [True], "data_offsets": [0, 4]},
+        {"shape": "abc"},
+        {"data_offsets": "ab"},
+    ],
+    ids=lambda lie: ",".join(lie),
+)
+def test_a_header_of_other_types_or_of_huge_numbers_is_one_short_sentence(tmp_path: Path, lie: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    header = json.dumps({"a": {"dtype": "F32", "shape": [100], "data_offsets": [0, 400]} | lie}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(400))
+    with pytest.raises(RuntimeFailure, match="describes tensor 'a' in a way that no safetensors file does") as caught:
+        inspect_folder(tmp_path)
+    assert len(caught.value.message) < 300
+
+
+def test_types_that_nobody_knows_yet_are_counted_within_the_limit_of_the_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    header = json.dumps({f"t{i}": {"dtype": f"NEW{i}", "shape": [1], "data_offsets": [0, 1]} for i in range(5000)})
+    content = len(header).to_bytes(8, "little") + header.encode() + b"\0"
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert len(to_json(inspect_folder(tmp_path)).encode()) <= 4096
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -168,13 +203,13 @@ def test_a_persons_config_stands_for_the_models_own(tmp_path: Path) -> None:
         if "/" not in name:
             (tmp_path / name).write_bytes(content)
     (tmp_path / "config.json").write_text("no JSON at all")
-    shape = inspect_folder(tmp_path, b'{"model_type": "qwen2", "hidden_size": 7}')
+    shape = inspect_folder(tmp_path, GivenConfig(tmp_path, b'{"model_type": "qwen2", "hidden_size": 7}'))
     assert (shape["model_type"], shape["config"]["hidden_size"]) == ("qwen2", 7)
     assert shape["weights"]["tensors"] > 0
 
 
 def test_a_config_alone_has_no_weights_and_no_revision(tmp_path: Path) -> None:
-    shape = inspect_config(tmp_path / "config.json", b'{"model_type": "llama", "hidden_size": 8}')
+    shape = inspect_config(GivenConfig(tmp_path, b'{"model_type": "llama", "hidden_size": 8}'))
     assert (shape["config"]["hidden_size"], shape["weights"]["file_bytes"], shape["revision"]) == (8, 0, None)
 
 
@@ -183,7 +218,34 @@ def test_an_encoding_that_the_runtime_does_not_read_is_refused_before_the_downlo
     tmp_path: Path, encoding: str
 ) -> None:
     with pytest.raises(RuntimeFailure, match="not readable JSON"):
-        inspect_config(tmp_path / "config.json", json.dumps(LLAMA).encode(encoding))
+        inspect_config(GivenConfig(tmp_path / "config.json", json.dumps(LLAMA).encode(encoding)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"{", "{path} is not readable JSON"),
+        (b"[]", "{path} must be a JSON object"),
+        (
+            b'{"rope_theta": NaN}',
+            "{path} is not readable JSON: rope_theta is nan, which is no number of JSON; correct it.",
+        ),
+        (b'{"quantization_config": 4}', "{path}: quantization_config is 4; it must be an object"),
+        (b" " * ((16 << 20) + 1), "{path} is larger than"),
+    ],
+    ids=["no JSON", "a list", "NaN", "quantization_config", "too large"],
+)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_given_config_is_named_as_it_was_given(tmp_path: Path, text: bytes, says: str, is_alone: bool) -> None:
+    for name, content in model_files().items():
+        if "/" not in name:
+            (tmp_path / name).write_bytes(content)
+    path = tmp_path / "my-shape.json"
+    path.write_bytes(text)
+    with pytest.raises(RuntimeFailure) as caught:
+        inspect_config(read_config(path)) if is_alone else inspect_folder(tmp_path, read_config(path))
+    assert says.format(path=path) in caught.value.message
+    assert " config.json" not in caught.value.message
 
 
 def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -197,7 +259,7 @@ def test_a_long_list_of_modules_is_counted_by_module_and_not_by_layer(tmp_path: 
     kept = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(80) for name in "qkvo"]
     quantization = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", *kept]}
     config = json.dumps(LLAMA | {"quantization_config": quantization})
-    shape = inspect_config(tmp_path / "config.json", config.encode())
+    shape = inspect_config(GivenConfig(tmp_path / "config.json", config.encode()))
     assert shape["quantization_config"]["modules_to_not_convert"] == {
         "lm_head": 1,
         **{f"model.layers.*.self_attn.{name}_proj": 80 for name in "qkvo"},

@@ -52,21 +52,48 @@ def test_the_parts_share_no_prompt(settings: TuneSettings) -> None:
 
 def test_a_prompt_that_is_held_out_is_trained_on_nowhere(settings: TuneSettings, tmp_path: Path) -> None:
     """Also where another file has it, or another line with another answer."""
-    held = [row | {"slice": "mine"} for row in rows(70, seed=3)[:30]]
+    data = write(tmp_path / "data.jsonl", rows(120, seed=3))
+    held = rows(120, seed=3)[:30] + [row | {"slice": "mine"} for row in rows(120, seed=3)[30:60]]
     again = [{"prompt": row["prompt"], "completion": "other"} for row in held if "prompt" in row]
-    general = rows(60, seed=9) + rows(70, seed=3)[:30] + again
+    general = rows(60, seed=9) + rows(120, seed=3)[:60] + again
     found = read(
         replace(
             settings,
+            data=data,
             held_out=write(tmp_path / "held_out.jsonl", held),
             general=write(tmp_path / "general.jsonl", general),
         )
     )
-    assert len(found.judged) == 30
-    assert all(one.is_general for one in found.judged)  # no slice of the data has that name
+    assert [(one.slice, one.is_general) for one in found.judged] == [("all", False)] * 30 + [("mine", True)] * 30
     assert not asked(found.judged) & asked(found.training + found.watched)
     assert {one.is_general for one in found.training} == {False, True}
-    assert found.num_duplicates == 30 + 30 + len(again)
+    assert found.num_duplicates == 60 + 60 + len(again)
+
+
+def test_other_work_is_judged_apart_also_where_its_slices_have_the_same_names(
+    settings: TuneSettings, tmp_path: Path
+) -> None:
+    """Else what is gained on the data hides what is lost elsewhere. Slices that are too small are judged as `all`."""
+    small = [row | {"slice": "abcd"[number % 4]} for number, row in enumerate(rows(70, seed=3))]
+    for data in (rows(70, seed=3), small):
+        path, general = write(tmp_path / "data.jsonl", data), write(tmp_path / "general.jsonl", rows(70, seed=9))
+        found = read(replace(settings, data=path, general=general))
+        for part in (found.watched, found.judged):
+            slices = [{one.slice for one in part if one.is_general is general} for general in (False, True)]
+            assert all(slices)
+            assert not slices[0] & slices[1]
+
+
+def test_held_out_documents_of_other_slices_alone_are_refused(settings: TuneSettings, tmp_path: Path) -> None:
+    """Nothing would say whether the draft got better."""
+    held = [row | {"slice": "chat"} for row in rows(40, seed=8)]
+    with pytest.raises(InvalidConfigError, match=r"its slices are chat, and those of --data are all. Name them alike"):
+        read(replace(settings, held_out=write(tmp_path / "held.jsonl", held)))
+
+
+def test_documents_that_are_all_held_out_are_counted(settings: TuneSettings) -> None:
+    with pytest.raises(InvalidConfigError, match="has 0 different documents and 70 more that --held-out or --data has"):
+        read(replace(settings, held_out=settings.data))
 
 
 def test_repeated_lines_count_once(settings: TuneSettings, tmp_path: Path) -> None:

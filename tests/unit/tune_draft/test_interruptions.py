@@ -83,6 +83,54 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     assert tune(target, draft, data, out, *flags) in (0, 3)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        ("judged-00000.safetensors", "training-00001.safetensors", "plan.json", "checkpoint.safetensors"),
+        ("best.safetensors",),
+        ("watched-00000.safetensors",),
+    ],
+    ids=lambda names: names[0],
+)
+def test_files_of_the_work_folder_that_are_damaged_are_made_again(
+    damaged: tuple[str, ...], target: Path, draft: Path, data: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    whole, out, work = tmp_path / "whole/tuned", tmp_path / "tuned", tmp_path / ".tuned.tune-draft"
+    whole.parent.mkdir()
+    flags = ("--steps=8", "--learning-rate=0.001", "--temperature=0")
+    code = tune(target, draft, data, whole, *flags)
+    with monkeypatch.context() as patched:
+        patched.setattr("millstream_runtime.tune_draft.tune._Run._write_model", _interrupt)
+        assert tune(target, draft, data, out, *flags) == 130
+    for name in damaged:
+        content = (work / name).read_bytes()
+        (work / name).write_bytes(content[: len(content) // 2])
+    capsys.readouterr()
+    assert tune(target, draft, data, out, *flags) == code
+    said = capsys.readouterr().err
+    assert all(f"{work / name} is damaged: it is removed and made again" in said for name in damaged)
+    assert contents(out) == contents(whole)
+
+
+def test_a_kept_report_that_is_damaged_is_made_again(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--steps=1", "--learning-rate=1e-9", "--temperature=0", "--only-better")
+    assert tune(target, draft, data, tmp_path / "out", *given) == 3
+    kept = tmp_path / ".out.tune-draft" / "not-better.json"
+    first = kept.read_text()
+    for text in (first[:-20], "{}", "[]"):
+        kept.write_text(text)
+        assert tune(target, draft, data, tmp_path / "out", *given) == 3
+        assert f"{kept} is damaged" in capsys.readouterr().err
+        assert kept.read_text() == first
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_another_command_does_not_go_on_with_what_is_there(
     target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -26,6 +26,8 @@ from tests.support.tiny_families import engine_answers, make_engine, prompts_of
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.tune_draft.conftest import ENOUGH, contents, rows, tune
 
+EAGLE_HEAD = Path(__file__).resolve().parents[3] / "models" / "demo-eagle"
+
 
 @pytest.fixture(scope="module")
 def tuned(target: Path, draft: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -205,6 +207,10 @@ def test_two_models_that_are_no_pair_are_refused(
     out, larger = tmp_path / "out", write_tiny_model(tmp_path / "larger", num_hidden_layers=3)
     assert tune(target, larger, data, out) == 2
     assert "a draft must be smaller" in capsys.readouterr().err
+    assert tune(target, target, data, out) == 2
+    assert f"TARGET and DRAFT are both {target}: a draft must be a smaller model" in capsys.readouterr().err
+    assert tune(target, EAGLE_HEAD, data, out) == 2
+    assert f"{EAGLE_HEAD} is a draft head (EAGLE-1); this version quantizes and tunes whole" in capsys.readouterr().err
     assert tune(target, tmp_path / "absent", data, out) == 1
     assert "does not exist" in capsys.readouterr().err
     other = shutil.copytree(draft, tmp_path / "other")

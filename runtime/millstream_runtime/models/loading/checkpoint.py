@@ -18,6 +18,8 @@ from torch import Tensor
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
+from millstream_runtime.sources.safetensors_header import LFS_POINTER
+from millstream_runtime.sources.selection import NO_INDEX
 
 INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
@@ -165,8 +167,10 @@ def _indexed_files(index: Path) -> list[Path]:
     """The shard files that the index names; each must lie directly in the model folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _invalid(f"{index} is not a readable safetensors index: {error!r}.") from error
+    except OSError as error:
+        raise _invalid(f"{index} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _invalid(f"{index} {NO_INDEX}.") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise _invalid(f"{index} names {name!r}; a shard must be a *.safetensors file next to the index.")
@@ -189,10 +193,20 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
+        if _is_pointer(path):
+            raise _invalid(f"{path} is a git-lfs pointer, not the weights; fetch it with LFS.") from None
         size_bytes = path.stat().st_size if path.exists() else 0
         raise _invalid(
             f"{path} ({size_bytes} bytes) is truncated or corrupt: {error}; fetch or build the file again."
         ) from error
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False
 
 
 def _invalid(message: str) -> RuntimeFailure:

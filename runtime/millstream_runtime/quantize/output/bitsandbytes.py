@@ -20,6 +20,9 @@ class Nf4Packing:
     def fits(self, group: LinearGroup) -> bool:
         return group.num_inputs % 2 == 0
 
+    def needs(self) -> str:
+        return "inputs must be an even number"
+
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         num_blocks = -(-num_inputs * outputs // BLOCK)
         return num_inputs * outputs // 2 + (num_blocks + len(NF4_VALUES)) * FLOAT_BYTES + STATE_BYTES

@@ -22,6 +22,9 @@ class EightBitPacking:
     def fits(self, group: LinearGroup) -> bool:
         return True
 
+    def needs(self) -> str:
+        return "sizes may be any"
+
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         return num_inputs * outputs + SCALE_BYTES * (2 if self.has_static_inputs else outputs)
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millstream_runtime.context_limit import rope_fields
-from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.gguf.config_values import END_TOKENS
 from millstream_runtime.gguf.tokenizer_files import CONTROL, PRE_TOKENIZERS, USER_DEFINED
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.config.rope_config import RopeConfig, yarn_mscale
 
 # Architectures of llama.cpp by `model_type`.
 ARCHITECTURE_OF = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -21,49 +23,51 @@ NORMAL, UNUSED = 1, 5  # token types
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 
-def check_convertible(values: Mapping[str, Any]) -> None:
+def check_convertible(values: Mapping[str, Any], config: ModelConfig) -> None:
     """Raises InvalidConfigError: no GGUF file that this version writes could hold the model; names the field."""
     kind = values.get("model_type")
-    if kind not in ARCHITECTURE_OF:
+    if not isinstance(kind, str) or kind not in ARCHITECTURE_OF:
         raise InvalidConfigError(
             f"--method gguf: model_type {kind!r:.40} is not written yet; this version writes: "
             f"{', '.join(ARCHITECTURE_OF)}."
         )
     if values.get("sliding_window") and values.get("use_sliding_window", True):
         raise InvalidConfigError("--method gguf: models with sliding_window are not written yet.")
-    rope = _rope(values)
-    name = rope.get("rope_type", rope.get("type", "default"))
-    if name not in ROPE_TYPES:
+    rope = config.rope
+    if rope.type not in ROPE_TYPES:
         raise InvalidConfigError(
-            f"--method gguf: rope_type {name!r:.40} is not written; this version writes: {', '.join(ROPE_TYPES)}."
+            f"--method gguf: rope_type {rope.type!r:.40} is not written; this version writes: {', '.join(ROPE_TYPES)}."
         )
+    wanted = _plain_yarn(rope)
+    for name in ("beta_fast", "beta_slow", "truncate", "mscale_all_dim", "attention_factor"):
+        found, usual = getattr(rope, name), getattr(wanted, name)
+        if rope.type == "yarn" and not math.isclose(found, usual, rel_tol=1e-6):
+            raise InvalidConfigError(
+                f"--method gguf: yarn's {name} {found:g} is not written yet; this version writes {usual:g}."
+            )
 
 
-def model_fields(values: Mapping[str, Any], type_name: str, name: str) -> dict[str, Any]:
-    """All but the vocabulary. `values`: of config.json, checked."""
-    arch = ARCHITECTURE_OF[values["model_type"]]
-    heads = values["num_attention_heads"]
-    head_dim = head_dim_of(values)
+def model_fields(arch: str, config: ModelConfig, type_name: str, name: str) -> dict[str, Any]:
+    """All but the vocabulary. `arch`: of llama.cpp."""
+    rope = config.rope
     fields: dict[str, Any] = {
-        "context_length": values["max_position_embeddings"],
-        "embedding_length": values["hidden_size"],
-        "block_count": values["num_hidden_layers"],
-        "feed_forward_length": values["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": values.get("num_key_value_heads") or heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": float(values.get("rms_norm_eps", 1e-6)),
-        "rope.freq_base": _theta(values),
-        "rope.dimension_count": head_dim,
-        "vocab_size": values["vocab_size"],
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": rope.theta,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
     }
-    rope = _rope(values)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("linear", "yarn"):
-        fields |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
-        original = rope.get("original_max_position_embeddings")
-        fields |= {"rope.scaling.original_context_length": original} if original else {}
+    if rope.type in ("linear", "yarn"):
+        fields |= {"rope.scaling.type": rope.type, "rope.scaling.factor": rope.factor}
+    if rope.type == "yarn":
+        fields["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     general = {
         "general.architecture": arch,
         "general.name": name,
@@ -73,23 +77,42 @@ def model_fields(values: Mapping[str, Any], type_name: str, name: str) -> dict[s
     return general | {f"{arch}.{field}": value for field, value in fields.items()}
 
 
-def rope_factors(values: Mapping[str, Any]) -> list[float]:
+def rope_factors(config: ModelConfig) -> list[float]:
     """By which Llama 3 divides the frequency of each pair of a head; empty for other models."""
-    rope, head_dim = _rope(values), head_dim_of(values)
-    if rope.get("rope_type", rope.get("type")) != "llama3":
+    rope = config.rope
+    if rope.type != "llama3":
         return []
-    factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = rope["original_max_position_embeddings"]
+    low, high = rope.low_freq_factor, rope.high_freq_factor
     found = []
-    for index in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * _theta(values) ** (index / head_dim)
-        smooth = min(1.0, max(0.0, (original / wavelength - low) / (high - low)))
-        found.append(1 / ((1 - smooth) / factor + smooth))
+    for index in range(0, config.head_dim, 2):
+        wavelength = 2 * math.pi * rope.theta ** (index / config.head_dim)
+        smooth = min(1.0, max(0.0, (rope.original_max_position_embeddings / wavelength - low) / (high - low)))
+        found.append(1 / ((1 - smooth) / rope.factor + smooth))
     return found
 
 
-def vocabulary_fields(folder: Path, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A byte-level BPE vocabulary; None for any other, or one whose pre-tokenizer llama.cpp has no name for."""
+def _plain_yarn(rope: RopeConfig) -> RopeConfig:
+    """What llama.cpp computes where a file has the factor alone."""
+    return RopeConfig(theta=rope.theta, type="yarn", attention_factor=yarn_mscale(rope.factor))
+
+
+def vocabulary_fields(folder: Path, values: Mapping[str, Any], size: int) -> dict[str, Any] | None:
+    """A byte-level BPE vocabulary of `size` tokens; None for any other, or one whose pre-tokenizer llama.cpp has no
+    name for.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, tokenizer.json or the chat template cannot be read.
+    """
+    try:
+        return _vocabulary(folder, values, size)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RuntimeFailure(
+            FailureReason.CHECKPOINT_INVALID,
+            f"{folder}: tokenizer.json or chat_template.jinja cannot be read ({str(error)[:80]}); fetch them again.",
+        ) from None
+
+
+def _vocabulary(folder: Path, values: Mapping[str, Any], size: int) -> dict[str, Any] | None:
     file = folder / "tokenizer.json"
     document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     model, pre = document.get("model") or {}, _pre_tokenizer(document)
@@ -98,7 +121,6 @@ def vocabulary_fields(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]
     added = {one["id"]: one for one in document.get("added_tokens") or []}
     names = {number: token for token, number in model["vocab"].items()}
     names |= {number: one["content"] for number, one in added.items()}
-    size = values["vocab_size"]
     kinds = {number: CONTROL if one.get("special") else USER_DEFINED for number, one in added.items()}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     fields: dict[str, Any] = {
@@ -109,10 +131,8 @@ def vocabulary_fields(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]
         "add_bos_token": _adds_bos(document),
     }
     fields |= {"merges": merges} if merges else {}
-    for name in ("bos_token_id", "eos_token_id"):
-        found = values.get(name)
-        first = found[0] if isinstance(found, list) and found else found
-        fields |= {name: first} if isinstance(first, int) else {}
+    fields |= dict(zip(("bos_token_id",), _token_ids(values.get("bos_token_id"), size), strict=False))
+    fields |= dict(zip(END_TOKENS, _token_ids(values.get("eos_token_id"), size), strict=False))
     found = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     template = folder / "chat_template.jinja"
     if template.is_file():
@@ -120,16 +140,9 @@ def vocabulary_fields(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
-def head_dim_of(values: Mapping[str, Any]) -> int:
-    return int(values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"])
-
-
-def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return rope_fields(values.get("rope_parameters"), values.get("rope_scaling"))
-
-
-def _theta(values: Mapping[str, Any]) -> float:
-    return float(_rope(values).get("rope_theta") or values.get("rope_theta") or 10_000.0)
+def _token_ids(value: object, size: int) -> list[int]:
+    """One or several, without what is no token."""
+    return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int and 0 <= one < size]
 
 
 def _pre_tokenizer(document: Mapping[str, Any]) -> str | None:

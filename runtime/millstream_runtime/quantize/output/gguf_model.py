@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,16 +19,15 @@ from millstream_runtime.quantize.output.gguf_metadata import (
 )
 from millstream_runtime.quantize.output.gguf_packing import GgufPacking
 from millstream_runtime.quantize.output.safetensors_file import TensorInFile
+from millstream_runtime.quantize.source_model import SourceModel
 
 FLOATS = {"F32": BLOCK_TYPES["F32"], "F16": BLOCK_TYPES["F16"], "BF16": BLOCK_TYPES["BF16"]}
-HEADS_OF = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}
 
 
 def write_gguf_model(
     path: Path,
-    folder: Path,
-    values: Mapping[str, Any],
+    source: SourceModel,
     packing: GgufPacking,
     tensors: Mapping[str, TensorInFile],
     say: Callable[[str], None],
@@ -37,30 +35,34 @@ def write_gguf_model(
     """Write the file.
 
     Args:
-        folder, values: of the model that it is made from, and its config.json.
+        source: the model that it is made from.
         tensors: by their names in a Hugging Face checkpoint; those of U8 are blocks `[out, bytes of a row]`.
         say: shows one sentence, where other programs could not use the vocabulary.
 
     Raises:
         OSError: it cannot be written.
+        RuntimeFailure: CheckpointInvalid, the tokenizer cannot be read.
     """
-    vocabulary = vocabulary_fields(folder, values)
+    arch, config = ARCHITECTURE_OF[source.values["model_type"]], source.config
+    vocabulary = vocabulary_fields(source.folder, source.values, config.vocab_size)
     if vocabulary is None:
         say(
             "the GGUF file has no vocabulary, because llama.cpp has no name for this model's tokenizer: programs that "
             "read tokenizer.json next to the file can use it"
         )
-    metadata = model_fields(values, packing.type_name, folder.name) | (vocabulary or NO_VOCABULARY)
-    found = [_tensor(name, one, values, packing.kind) for name, one in tensors.items()]
-    if factors := rope_factors(values):
+    metadata = model_fields(arch, config, packing.type_name, source.folder.name) | (vocabulary or NO_VOCABULARY)
+    is_permuted = ARCHITECTURES[arch].permuted
+    heads_of = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if is_permuted else {}
+    found = [_tensor(name, one, heads_of, packing.kind) for name, one in tensors.items()]
+    if factors := rope_factors(config):
         data = torch.tensor(factors).numpy().tobytes()
         found.append(TensorToWrite("rope_freqs.weight", (len(factors),), FLOATS["F32"], lambda: [data]))
     write_gguf_file(path, metadata, found)
 
 
-def _tensor(name: str, one: TensorInFile, values: Mapping[str, Any], kind: BlockType) -> TensorToWrite:
+def _tensor(name: str, one: TensorInFile, heads_of: Mapping[str, int], kind: BlockType) -> TensorToWrite:
     target = llama_cpp_name(name)
-    order = _order(name, one.shape[0], values)
+    order = _order(one.shape[0], heads_of.get(name.split(".")[-2]))
     if one.dtype == "U8":
         shape = (one.shape[0], one.shape[1] // kind.block_bytes * kind.block_elements)
         return TensorToWrite(target, shape, kind, lambda: _rows(one, order, None))
@@ -77,13 +79,9 @@ def _rows(one: TensorInFile, order: torch.Tensor | None, dtype: torch.dtype | No
     return [tensor.contiguous().view(-1).view(torch.uint8).numpy().data]
 
 
-def _order(name: str, num_rows: int, values: Mapping[str, Any]) -> torch.Tensor | None:
+def _order(num_rows: int, heads: int | None) -> torch.Tensor | None:
     """For each row of the file its row in Hugging Face's order; None where they are the same.
 
-    Rows i and i + half of a head become 2i and 2i + 1, as llama.cpp's `llama` turns them.
+    Rows i and i + half of a head become 2i and 2i + 1, as llama.cpp's `llama` turns them. `heads`: of rows that turn.
     """
-    field = HEADS_OF.get(name.split(".")[-2])
-    if field is None or not ARCHITECTURES[ARCHITECTURE_OF[values["model_type"]]].permuted:
-        return None
-    heads = values.get(field) or values["num_attention_heads"]
-    return torch.arange(num_rows).view(heads, 2, -1).transpose(1, 2).flatten()
+    return None if heads is None else torch.arange(num_rows).view(heads, 2, -1).transpose(1, 2).flatten()

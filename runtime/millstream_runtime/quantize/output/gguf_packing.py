@@ -8,6 +8,7 @@ from typing import Any
 from millstream_runtime.gguf.block_types import BLOCK_TYPES, BlockType
 from millstream_runtime.quantize.model_outline import LinearGroup, ModelOutline
 from millstream_runtime.quantize.output.packing import ModuleChoice
+from millstream_runtime.quantize.settings import GGUF_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class GgufPacking:
 
     def fits(self, group: LinearGroup) -> bool:
         return group.num_inputs % self.kind.block_elements == 0
+
+    def needs(self) -> str:
+        others = [name for name in GGUF_TYPES if BLOCK_TYPES[name].block_elements < self.kind.block_elements]
+        smaller = "".join(f"; --gguf-type {name}: of {BLOCK_TYPES[name].block_elements}" for name in others)
+        return f"inputs must be a multiple of {self.kind.block_elements}{smaller}"
 
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         return outputs * self.kind.row_bytes(num_inputs)

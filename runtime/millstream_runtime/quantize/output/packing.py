@@ -27,6 +27,9 @@ class Packing(Protocol):
     def fits(self, group: LinearGroup) -> bool:
         """Whether the format can hold these modules; others stay as they are in the model."""
 
+    def needs(self) -> str:
+        """What sizes it can hold, for a message."""
+
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         """Bytes of a module's tensors in the file."""
 
@@ -46,6 +49,9 @@ class AwqPacking:
     def fits(self, group: LinearGroup) -> bool:
         words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
         return words and group.num_inputs % self.group_size == 0
+
+    def needs(self) -> str:
+        return needs_of_groups(self.group_size)
 
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         num_groups = num_inputs // self.group_size
@@ -84,6 +90,9 @@ class GptqPacking:
         words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
         return words and group.num_inputs % self.group_size == 0
 
+    def needs(self) -> str:
+        return needs_of_groups(self.group_size)
+
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         num_groups = num_inputs // self.group_size
         return num_inputs * outputs // 2 + num_groups * outputs * 5 // 2 + 4 * num_inputs
@@ -121,6 +130,11 @@ def pack_words(codes: Tensor, bits: int, order: Sequence[int] | None = None) -> 
     for code, place in enumerate(order or range(per_word)):
         words |= by_word[..., code] << place * bits  # the highest code reaches the sign bit, as in the format
     return words
+
+
+def needs_of_groups(group_size: int) -> str:
+    """What packed words and groups need of a module's sizes, for a message."""
+    return f"inputs must be a multiple of the group size {group_size} (--group-size), and outputs one of {PER_WORD}"
 
 
 def group_size_for(outline: ModelOutline) -> int:

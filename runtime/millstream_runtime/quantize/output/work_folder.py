@@ -41,9 +41,13 @@ class WorkFolder(ResumableFolder):
     def num_done(self) -> int:
         """Return how many layers are done, counted from the first."""
         done = 0
-        while done < self._num_layers and self.shard(done + 1).exists():
+        while done < self._num_layers and self.has_shard(done + 1):
             done += 1
         return done
+
+    def has_shard(self, number: int) -> bool:
+        """Whether the file of a layer is there, whole; one that is cut is removed."""
+        return self.read(self.shard(number), _whole_tensors) is not None
 
     def shard(self, number: int) -> Path:
         """Return the file of a layer, counted from 1; 0 is that of the tensors outside of the layers."""
@@ -73,3 +77,11 @@ class WorkFolder(ResumableFolder):
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         self.write_text(self.model / INDEX_NAME, text)
+
+
+def _whole_tensors(path: Path) -> dict[str, TensorInFile]:
+    """Raises ValueError: the file is cut."""
+    found = tensors_of(path)
+    if max(one.offset_bytes + one.num_bytes for one in found.values()) != path.stat().st_size:
+        raise ValueError(f"{path} is cut")
+    return found

@@ -102,7 +102,7 @@ def test_an_index_reads_only_its_own_folder(folder: Path, make_engine: MakeEngin
 @pytest.mark.parametrize(
     ("index", "says"),
     [
-        ("[" * 100_000, "is not a readable safetensors index: RecursionError"),
+        ("[" * 100_000, "is not a JSON object with weight_map, which maps names of tensors to files"),
         (json.dumps({"weight_map": {GATE: f"{'long' * 80}.safetensors"}}), "but does not exist"),
     ],
     ids=["nested", "a name too long for a file"],
@@ -110,6 +110,12 @@ def test_an_index_reads_only_its_own_folder(folder: Path, make_engine: MakeEngin
 def test_an_index_that_is_none_is_refused(folder: Path, make_engine: MakeEngine, index: str, says: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     assert says in refusal(folder, make_engine).message
+
+
+def test_a_pointer_of_git_lfs_is_called_so(folder: Path, make_engine: MakeEngine) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n"
+    (folder / "model.safetensors").write_text(pointer)
+    assert "is a git-lfs pointer, not the weights; fetch it with LFS" in refusal(folder, make_engine).message
 
 
 def test_what_is_no_file_is_refused_unless_an_index_leaves_it_out(folder: Path, make_engine: MakeEngine) -> None:

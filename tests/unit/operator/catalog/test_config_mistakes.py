@@ -85,8 +85,8 @@ def test_a_value_that_would_pass_unnoticed_is_refused_by_field_value_and_cure(
         ('"rope_scaling": {"factor": -Infinity}', "rope_scaling.factor is -inf"),
         ('"hidden_size": 1e999', "is given twice"),
         ('"rms_norm_eps": 1e999', "rms_norm_eps is inf"),
-        ('"note": ' + "9" * 5000, "a number has 5000 digits; correct it in config.json"),
-        ('"note": ' + "9" * 309, "a number has 309 digits; correct it in config.json"),  # float() overflows
+        ('"note": ' + "9" * 5000, "a number has 5000 digits; correct it"),
+        ('"note": ' + "9" * 309, "a number has 309 digits; correct it"),  # float() overflows
         ('"note": ' + "[" * 5000 + "]" * 5000, "its lists or objects are nested too deeply; correct it"),
         ('"note": ' + '{"a": ' * 500 + "1" + "}" * 500, "its lists or objects are nested too deeply; correct it"),
         ('"num_hidden_layers": 8', "num_hidden_layers is given twice, as 8 and as 80; correct it"),
