@@ -198,9 +198,14 @@ def _check_size(path: Path, flag: str, parts: _Parts, *, judges_itself: bool) ->
 
 
 def _prompts(
-    document: Document, *, tokenized: Tokenize, settings: TuneSettings, most: int,
-    general_of: Callable[[str], str] | None, pieces: int = 1,
-) -> Iterator[Prompt]:  # fmt: skip
+    document: Document,
+    *,
+    tokenized: Tokenize,
+    settings: TuneSettings,
+    most: int,
+    general_of: Callable[[str], str] | None,
+    pieces: int = 1,
+) -> Iterator[Prompt]:
     """One of a chat or a completion; of a text as many as it has pieces, each cut in two at a seeded place.
 
     `general_of`: names the slices of other work; None: the document is of the user's own.
