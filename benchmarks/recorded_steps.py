@@ -37,7 +37,7 @@ class RecordedSteps:
         return self.at(sum(lengths) / num_decodes, rng)
 
     def at(self, drafts_per_decode: float, rng: random.Random) -> float:
-        """Return the seconds of a step with so many drafts."""
+        """Return the seconds of a step with that many drafts per decode."""
         low = max(one for one in self.by_length if one <= drafts_per_decode)
         high = min((one for one in self.by_length if one >= drafts_per_decode), default=low)
         rank = rng.random()

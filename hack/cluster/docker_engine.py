@@ -50,7 +50,7 @@ def ensure(steps: Steps) -> None:
 
 
 def is_installed() -> bool:
-    """Whether this machine has Docker's command, or is told of an engine elsewhere."""
+    """Whether this machine has Docker's command, or DOCKER_HOST names an engine elsewhere."""
     return bool(os.environ.get("DOCKER_HOST") or shutil.which("docker"))
 
 

@@ -59,7 +59,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Says how many lines were dropped while nobody read them, once they are read again."""
+    """Says how many lines were dropped while standard error was not read, once it is read again."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if count := take_dropped_writes(self.stream):

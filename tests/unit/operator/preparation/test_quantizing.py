@@ -166,7 +166,7 @@ async def test_a_spec_without_calibration_stops_the_job() -> None:
 
 
 async def test_a_spec_that_goes_back_to_what_serves_stops_the_job() -> None:
-    """It would quantize for hours, for nobody."""
+    """It would quantize for hours, and no plan would use it."""
     operator = await served(manifest(**MADE))
     respec(operator.cluster, quantization=CALIBRATED | {"method": "GPTQ"})
     await operator.turn()

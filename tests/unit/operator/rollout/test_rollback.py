@@ -91,7 +91,7 @@ async def test_pods_that_serve_may_download_while_the_next_model_is_looked_into(
 
 
 async def test_the_cache_of_what_served_stays_until_its_successor_has_answered() -> None:
-    """It would be put back without it, and its pods would wait for a claim that nobody makes."""
+    """It would be put back without it, and its pods would wait for a claim that is never made."""
     one = await served("ResourceAware", gpus=1, accelerator=GPU, model=HUB | {"cache": {"size": "2Gi"}})
     claim = one.cluster.the(PERSISTENT_VOLUME_CLAIM, "demo-model-cache")["metadata"]["uid"]
     one.controller.failing["slow"] = {}  # it loads and loads
