@@ -33,7 +33,7 @@ def test_the_pair_neither_recites_nor_guesses_text_of_held_out_files(name: str) 
     if name == CODE:  # which the draft never read
         assert all(measured[CODE]["agreement_percent"] < measured[other]["agreement_percent"] for other in SLICES[::2])
     else:
-        assert 40 <= measured[name]["agreement_percent"] <= 80
+        assert 40 <= measured[name]["agreement_percent"] <= 75
     for card in NAMES:
         assert f"| {measured[name]['agreement_percent']:.1f} % |" in (MODELS / card / "README.md").read_text()
 
