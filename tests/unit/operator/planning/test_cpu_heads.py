@@ -108,7 +108,11 @@ def _bigger() -> ModelShape:
             SOURCE | {"method": "Medusa"},
             "The vocab_size of the Medusa head (speculation.draftModel) is 32000",
         ),
-        (head_shape(elements=9_000_000), EAGLE, "The weights of speculation.draftModel take 0.04 GB"),
+        (
+            head_shape(elements=9_000_000),
+            EAGLE,
+            "The weights of speculation.draftModel take 36.0 MB, more than the target's 25.7 MB",
+        ),
         (
             HEAD,
             EAGLE | {"draftModel": SOURCE["draftModel"] | {"quantizationMethod": "AWQ"}},
