@@ -397,7 +397,10 @@ def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> Mod
         trained = f"the model's max_position_embeddings ({model_config.max_position_embeddings})"
         if model_config.extended_context_tokens is not None:
             trained += f" with its {model_config.rope.type} factor of {model_config.rope.factor:g}"
-        raise InvalidConfigError(f"--max-model-len is {asked}; {trained} allows at most {limit}.")
+        raise InvalidConfigError(
+            f"--max-model-len is {asked}; {trained} allows at most {limit}: "
+            "ask for no more (spec.engine.maxModelLen), or leave it out."
+        )
     return replace(model_config, max_model_len=asked)
 
 
