@@ -74,8 +74,8 @@ def _require_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> N
         return
     weights = "weights of 16 or 32 bits" if stored == WeightFormat.NONE else f"{stored} weights"
     raise InvalidConfigError(
-        f"--quantization is {config.quantization.value} (spec.quantization.method), but {config.model} holds {weights}: "
-        "leave it out to serve them, name another checkpoint, or make one (spec.quantization.calibration, "
+        f"--quantization is {config.quantization.value} (spec.quantization.method), but {config.model} holds "
+        f"{weights}: leave it out to serve them, name another checkpoint, or make one (spec.quantization.calibration, "
         "`millstream quantize`)."
     )
 
