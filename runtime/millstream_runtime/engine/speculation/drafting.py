@@ -115,16 +115,16 @@ class Drafting:
         return {one: proposed[one][:length] for one, length in chosen.items()}
 
     def _worth_reading(self, chosen: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
-        """Those whose drafts save more than the drafter takes to read what came before them. Trials read all."""
-        saved, reading_seconds = self.lengths.saved_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
-        if saved is None or reading_seconds is None:
+        """Those whose drafts may save what the drafter takes to read what came before them. Trials read all."""
+        plain, reading_seconds = self.lengths.plain_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
+        if plain is None or reading_seconds is None:
             return chosen
         return {
             one: length
             for one, length in chosen.items()
             if one in self._had_drafts
-            or self._reading_worth.is_worth(
-                reading_seconds(one), saved, one.num_generated_tokens, self._most_tokens(one)
+            or self._reading_worth.may_pay(
+                reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
             )
         }
 

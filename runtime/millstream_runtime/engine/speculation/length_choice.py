@@ -33,9 +33,9 @@ class LengthChoice:
         self._chosen_length = 0.0
 
     @property
-    def saved_seconds_per_token(self) -> float | None:
-        """What the drafts that were chosen last save; None where that is not known, or decides nothing."""
-        return self.governor.saved_seconds_per_token if self.mode is GovernorMode.ENFORCE else None
+    def plain_seconds_per_token(self) -> float | None:
+        """See `DraftLengths`; None where the governor decides nothing."""
+        return self.governor.plain_seconds_per_token if self.mode is GovernorMode.ENFORCE else None
 
     def choose(self, most: Mapping[Sequence, int], num_decodes: int, *, is_crowded: bool) -> Mapping[Sequence, int]:
         """Return how many drafts each request checks, at most `most` of it; see `DraftLengths.choose`."""

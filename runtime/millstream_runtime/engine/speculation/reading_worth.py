@@ -1,11 +1,15 @@
 """Whether a draft model should read a prompt at all. Pure: no torch, no clock.
 
-    reading takes      tokens not read * seconds per token                     once per request
-    drafts then save   seconds saved per token * tokens that are still to come
+    reading takes                 tokens not read * seconds per token                            once per request
+    drafts save less than         seconds of a token without drafts * tokens still to come       all of them
 
-A long prompt with a short answer, as in retrieval, costs more to read than its drafts can save. How many tokens are to
-come nobody knows: the mean of the answers before it is taken; of one that is longer than that already, as many more as
-it has.
+A long prompt with a short answer, as in retrieval, takes longer to read than the whole answer takes without drafts.
+That bound is all that is asked: what drafts save of it depends on who else drafts, since a pass of the draft model
+takes nearly as long for one request as for a batch. To leave out those that save less than they cost by themselves
+made batches of which only a part drafts, and these were slower than either all or none.
+
+How many tokens are to come nobody knows: the mean of the answers before it is taken; of one that is longer than that
+already, as many more as it has.
 """
 
 from __future__ import annotations
@@ -30,6 +34,6 @@ class ReadingWorth:
             return most
         return min(most, max(self._mean_tokens - num_generated, num_generated))
 
-    def is_worth(self, reading_seconds: float, saved_seconds_per_token: float, num_generated: int, most: int) -> bool:
-        """Whether drafts are expected to save what reading takes."""
-        return reading_seconds <= saved_seconds_per_token * self.expected_tokens(num_generated, most)
+    def may_pay(self, reading_seconds: float, plain_seconds_per_token: float, num_generated: int, most: int) -> bool:
+        """Whether the rest of the answer takes longer than reading, without drafts."""
+        return reading_seconds <= plain_seconds_per_token * self.expected_tokens(num_generated, most)

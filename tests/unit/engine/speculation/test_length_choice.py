@@ -185,7 +185,7 @@ def test_the_time_in_which_prompts_are_read_is_no_cost_of_drafts(
     assert engine._drafting.lengths.governor.stats().decode_seconds > 19 * 60  # type: ignore[union-attr]
 
 
-def test_a_prompt_is_read_where_drafts_save_more_than_that_takes(
+def test_a_prompt_that_takes_longer_to_read_than_the_answer_takes_is_left_alone(
     answer: list[int], write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
     class Reading(EachAlone):
@@ -201,11 +201,11 @@ def test_a_prompt_is_read_where_drafts_save_more_than_that_takes(
     StepClock(engine, 0.05)
     engine.warm_up()
     left_alone = []
-    for seconds in (0.0, 30.0, 60.0, 0.0):
+    for seconds in (0.0, 40.0, 80.0, 0.0):
         drafter.seconds, before = seconds, counts(engine).skipped["no_gain"]
         assert generate(engine, [REQUEST])["0"] == answer
         left_alone.append(counts(engine).skipped["no_gain"] - before)
-    # Five tokens take 1.2 seconds with drafts and 5 without, so drafts of 60 tokens save 46 seconds.
+    # 60 tokens take 60 seconds without drafts.
     assert max(left_alone[0], left_alone[1], left_alone[3]) <= 4, "trials"
     assert left_alone[2] > 20, "until a trial has read it"
 

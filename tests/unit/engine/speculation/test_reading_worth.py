@@ -1,4 +1,4 @@
-"""A draft model reads a prompt where its drafts are expected to save more than that takes."""
+"""A draft model leaves a prompt alone that takes longer to read than the answer takes without drafts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def test_an_answer_is_expected_to_be_as_long_as_those_before_it_and_no_longer_th
 def test_a_long_prompt_with_short_answers_is_not_read_and_a_short_one_is() -> None:
     worth = ReadingWorth()
     worth.observe_answer(40)
-    assert worth.is_worth(0.079, 0.002, 0, 1000)
-    assert not worth.is_worth(0.081, 0.002, 0, 1000)
-    assert worth.is_worth(0.0, 0.0, 0, 1000), "what is read already is no reason"
-    assert not worth.is_worth(0.01, -0.001, 0, 1000)
+    assert worth.may_pay(0.079, 0.002, 0, 1000)
+    assert not worth.may_pay(0.081, 0.002, 0, 1000)
+    assert worth.may_pay(0.0, 0.0, 0, 1000), "there is nothing left to read"
