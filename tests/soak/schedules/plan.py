@@ -14,12 +14,13 @@ from tests.soak.schedules.speculating import draw_speculating
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How schedules are drawn from a seed and a number. `processors_of`: see `Engines`. `sampled_share`: see
-    `Catalogue`."""
+    `Catalogue`. `chunk`: schedules that a process takes at once; an interrupted run loses those that it has begun."""
 
     draw: Callable[[int, int], Schedule]
     processors_of: ProcessorsOf | None = None
     sampled_share: float = 0.0
+    chunk: int = 25
 
 
 SCHEDULES = Plan(draw)
-SPECULATION = Plan(draw_speculating, processors_of, sampled_share=0.5)
+SPECULATION = Plan(draw_speculating, processors_of, sampled_share=0.5, chunk=5)

@@ -27,7 +27,6 @@ from tests.soak.schedules.tiny_models import write_model
 from tests.soak.schedules.worker import Worker
 
 Result = dict[str, Any]
-CHUNK = 25  # schedules that a process takes at once
 MOST_PROCESSOR_SECONDS, MOST_SECONDS = 120.0, 1800.0  # of one schedule: a busy machine is no fault of the engine's
 MOST_FAILURES = 50  # that are written down
 REQUESTS = "compared requests"
@@ -49,7 +48,8 @@ def prove(
 
     `state`: a file to which each chunk is added; those of the same `version` and seed are not run again.
     """
-    chunks = [range(start, min(start + CHUNK, first + count)) for start in range(first, first + count, CHUNK)]
+    starts = range(first, first + count, plan.chunk)
+    chunks = [range(start, min(start + plan.chunk, first + count)) for start in starts]
     file, total, crashes = TallyFile(state, f"{version} {seed}"), Tally(), []
     left = _left(chunks, file.read(), total, requests)
     progress, interrupted = _Progress(say, total, requests or count, counts_requests=requests is not None), False

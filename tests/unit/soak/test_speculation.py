@@ -15,7 +15,7 @@ from tests.soak.results import KINDS_OF_DRAFTS
 from tests.soak.schedules.draft_kinds import HEADS, DraftKind
 from tests.soak.schedules.findings import Findings, Kind
 from tests.soak.schedules.plan import SPECULATION
-from tests.soak.schedules.proof import CHUNK, prove
+from tests.soak.schedules.proof import prove
 from tests.soak.schedules.schedule import EXECUTIONS, Settings
 from tests.soak.schedules.speculating import draw_speculating
 from tests.soak.schedules.tally import Tally, TallyFile
@@ -23,6 +23,7 @@ from tests.soak.schedules.tiny_models import DAMAGED, MODELS
 from tests.soak.schedules.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+CHUNK = SPECULATION.chunk
 
 
 @pytest.fixture(scope="module")
