@@ -143,7 +143,12 @@ def measure(batch: int, phases: int, seconds: float) -> dict[str, Any]:
     side = Side(DEMO_MODEL, MOST_DRAFTS, governor=GovernorMode.ENFORCE, max_num_seqs=batch)
     watch, sources = Watch(side), {AGAIN: asking_again(), RANDOM: random_text(side.engine.model_config.vocab_size)}
     names = [(AGAIN, RANDOM)[number % 2] for number in range(phases)]
-    return report(batch, [run_phase(side, watch, name, sources[name], batch, seconds) for name in names])
+    done: list[Phase] = []
+    for name in names:
+        done.append(run_phase(side, watch, name, sources[name], batch, seconds))
+        length = mean_length(done[-1].second_half)
+        print(f"batch {batch}, {name}: {length:.2f} drafts per decode in the second half", flush=True)
+    return report(batch, done)
 
 
 def report(batch: int, phases: list[Phase]) -> dict[str, Any]:
@@ -185,7 +190,7 @@ def main() -> int:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--phases", type=int, default=8, help="workloads in turn; a flip lies between two")
+    parser.add_argument("--phases", type=int, default=9, help="workloads in turn; a flip lies between two")
     parser.add_argument("--seconds", type=float, default=12.0, help="of decoding, per phase")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
