@@ -160,20 +160,21 @@ def report(batch: int, phases: list[Phase]) -> dict[str, Any]:
     length = {name: mean_length(steps) for name, steps in halves.items()}
     if length[AGAIN] - length[RANDOM] < LEAST_DIFFERENCE:
         raise SystemExit(f"both workloads have the same length, so nothing can be followed: {length}")
-    flips = [
+    flips: list[dict[str, Any]] = [
         {
             "to": new.workload,
             "seconds": round(seconds_to_follow(new.steps, length[old.workload], length[new.workload]), 3),
         }
         for old, new in itertools.pairwise(phases)
     ]
+    seconds = [float(one["seconds"]) for one in flips]
     return {
         "batch": batch,
         "phases": len(phases),
         "workloads": {name: _workload(steps) for name, steps in halves.items()},
         "flips": flips,
-        "median_seconds": statistics.median(one["seconds"] for one in flips),
-        "slowest_seconds": max(one["seconds"] for one in flips),
+        "median_seconds": statistics.median(seconds),
+        "slowest_seconds": max(seconds),
     }
 
 

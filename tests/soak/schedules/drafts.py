@@ -141,7 +141,7 @@ def _eagle_1(target: Path) -> Path:
     folder = target.with_name(f"{target.name}-eagle-1")
     if not (folder / "config.json").exists():
         folder.mkdir(exist_ok=True)
-        heads = _attention_heads(target)
+        heads = _head_sizes(target)
         save_head(folder, head_config(target, **heads), random_head(target, **heads))
     return folder
 
@@ -150,7 +150,7 @@ def _eagle_3(target: Path) -> Path:
     folder = target.with_name(f"{target.name}-eagle-3")
     if not (folder / "config.json").exists():
         layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": EAGLE_3_VOCABULARY}
-        write_eagle3_head(folder, target, **_attention_heads(target), **layers)
+        write_eagle3_head(folder, target, **_head_sizes(target), **layers)
     return folder
 
 
@@ -161,10 +161,11 @@ def _medusa(target: Path) -> Path:
     return folder
 
 
-def _attention_heads(target: Path) -> dict[str, int]:
-    """Numbers of heads that divide the hidden size into even parts, which RoPE needs."""
+def _head_sizes(target: Path) -> dict[str, int]:
+    """Numbers of heads that divide the hidden size into even parts, which RoPE needs; the rest is small, since a head
+    larger than its model is refused."""
     heads = 6 if _hidden_size(target) % 12 == 0 else 4
-    return {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
+    return {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "intermediate_size": 16}
 
 
 def _hidden_size(target: Path) -> int:

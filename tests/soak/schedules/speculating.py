@@ -22,6 +22,8 @@ def draw_speculating(seed: int, number: int) -> Schedule:
     kind = [*DraftKind][number % len(DraftKind)]
     models = DAMAGED if kind is DraftKind.NAN_EMBEDDING else MODELS
     name = rng.choice([*models])
+    while kind in HEADS and models[name].packed is not None:  # a head larger than its model is refused
+        name = rng.choice([*models])
     settings = _speculating(rng, draw_settings(rng, name, models[name]), kind, models[name])
     return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
 

@@ -42,6 +42,7 @@ def test_every_kind_meets_every_circumstance_it_can() -> None:
     assert all(one.max_draft_tokens for one in drawn)
     assert Counter(one.drafts for one in drawn) == dict.fromkeys(DraftKind, 1500 // len(DraftKind))
     assert {one.model for one in drawn} == MODELS.keys() | DAMAGED.keys()
+    assert not any(MODELS[one.model].packed for one in drawn if one.drafts in HEADS), "heads larger than their model"
     assert {one.execution for one in drawn} == EXECUTIONS.keys()
     assert {one.model for one in drawn if one.drafts is DraftKind.NAN_EMBEDDING} == DAMAGED.keys()
     two_ranks = {one.drafts for one in drawn if one.execution == "on two ranks"}
