@@ -131,7 +131,8 @@ class _BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.depth >= MAX_DEPTH:
-            raise _TooDeep(self.peek_event().start_mark.line + 1)
+            event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
+            raise _TooDeep(event.start_mark.line + 1 if event.start_mark is not None else 0)
         self.depth += 1
         try:
             return super().compose_node(parent, index)
