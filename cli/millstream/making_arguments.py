@@ -79,15 +79,30 @@ def require_outside(out: Path, *sources: Path) -> None:
             raise InvalidConfigError(f"--out {out} is in the folder {source}, which is read; give another place.")
 
 
-def run_resumable(make: Callable[[StageProgress], Made], interrupted: str) -> Made | int:
-    """Return what `make` makes, or EXIT_INTERRUPTED after Ctrl-C. `interrupted`: how to go on."""
+def run_resumable(make: Callable[[StageProgress], Made], out: Path, interrupted: str) -> Made | int:
+    """Return what `make` makes in `out`, or EXIT_INTERRUPTED after Ctrl-C. `interrupted`: how to go on.
+
+    Raises:
+        SystemExit: the process was stopped by SIGTERM.
+    """
     unwind_on_sigterm()
     progress = StageProgress()
     try:
         return make(progress)
     except KeyboardInterrupt:
         progress.close()
-        print(f"millstream: interrupted; {interrupted}", file=sys.stderr)
+        print(f"millstream: interrupted; {_how_to_go_on(out, interrupted)}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except SystemExit:
+        progress.close()
+        print(f"millstream: stopped by SIGTERM; {_how_to_go_on(out, interrupted)}", file=sys.stderr)
+        raise
     finally:
         progress.close()
+
+
+def _how_to_go_on(out: Path, interrupted: str) -> str:
+    """A run that is stopped behind the rename, while it removes its work, has made the folder."""
+    if out.is_dir() and any(out.iterdir()):
+        return f"{out} is there; the same command with --keep-made takes it and removes what is left of the work"
+    return interrupted

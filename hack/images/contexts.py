@@ -26,6 +26,7 @@ CONTRACT_FILES = (
     "config.py",
     "config_files.py",
     "context_limit.py",
+    "draft_head_tensors.py",
     "draft_heads.py",
     "draft_tuning_memory.py",
     "errors.py",

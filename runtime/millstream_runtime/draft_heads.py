@@ -6,21 +6,28 @@
     0.0.linear.* or medusa_head.0.0.linear.*             Medusa    `models/medusa/medusa_heads.py`
 
 A head's config.json is often that of a whole model (`architectures: LlamaForCausalLM`), so the names of the tensors
-decide. The runtime checks every field and tensor when it loads a head; here is what decides sizes.
+decide. The runtime checks every field when it loads a head; here is what decides sizes, and whether all tensors fit.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-EAGLE1, EAGLE3, MEDUSA = "EAGLE-1", "EAGLE-3", "Medusa"
-MEDUSA_PREFIX = "medusa_head."
-EAGLE1_SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
-EAGLE3_NOT_READ = ("embed_tokens.weight", "t2d")
-D2T = "d2t"  # of an EAGLE-3 head: read, and no weight
-ROTARY_BUFFER = ".rotary_emb.inv_freq"  # transformers once stored it; it follows from config.json
+from millstream_runtime.draft_head_tensors import (
+    D2T,
+    EAGLE1,
+    EAGLE1_SHARED_WITH_TARGET,
+    EAGLE3,
+    EAGLE3_NOT_READ,
+    MEDUSA,
+    MEDUSA_PREFIX,
+    ROTARY_BUFFER,
+    wrong_tensor,
+)
+
 # Fields of config.json that make another head of it than one that is served, unless they are false or absent.
 EAGLE1_OTHER_HEADS = ("layernorms", "add_para_norm", "use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids")
 EAGLE3_OTHER_HEADS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
@@ -34,14 +41,16 @@ _LAYER_FIELDS = (
 _HEAD_FIELDS = ("draft_vocab_size", "target_hidden_size", "medusa_num_heads", "medusa_num_layers")
 _MAX_LAYER_IDS = 8  # more are no head's, and the answer of an inspection is short
 _LAYER = ("layers.", "transformer.", "midlayer.")
-_FUSION = ("fc.weight", "fusion_fc.weight")
+_FUSION = ("fc.weight", "fusion_fc.weight", "fc.bias", "fusion_fc.bias")  # a head may lack one of them, as any tensor
+_MEDUSA_BLOCK = re.compile(r"\d{1,4}\.\d{1,4}\.linear\.weight")
 
 
 def head_kind(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """Return the kind of the head that these tensors are; None where they are no head's."""
-    if any(name.removeprefix(MEDUSA_PREFIX) == "0.0.linear.weight" for name in names):
+    if any(_MEDUSA_BLOCK.fullmatch(name.removeprefix(MEDUSA_PREFIX)) for name in names):
         return MEDUSA
-    if not any(name in names for name in _FUSION) or not any(name.startswith(_LAYER) for name in names):
+    is_named = config.get("speculators_model_type") is not None or any(name.startswith("midlayer.") for name in names)
+    if not any(name.startswith(_LAYER) for name in names) or not (is_named or any(name in names for name in _FUSION)):
         return None
     return EAGLE3 if is_eagle3(config, names) else EAGLE1
 
@@ -53,7 +62,7 @@ def is_eagle3(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     architectures = config.get("architectures")
     if isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures):
         return True
-    return any(name == D2T or name.endswith(".hidden_norm.weight") for name in names)
+    return any(name == D2T or name.startswith("midlayer.") or name.endswith(".hidden_norm.weight") for name in names)
 
 
 def describe_head(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
@@ -61,7 +70,8 @@ def describe_head(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
 
         {"kind": "EAGLE-1", "elements": 475904,   weights that the runtime loads, of all tensors that it reads
          "unsupported": null,                     or the field, with its value, for which it loads none
-         "config": {"hidden_size": 256, …}}       sizes, as the file has them: nobody has checked them
+         "config": {"hidden_size": 256, …},       sizes, as the file has them: nobody has checked them
+         "wrong": "tensor fc.weight is missing"}  absent where all tensors are there, and none that is no head's
 
     Args:
         config: config.json.
@@ -78,11 +88,15 @@ def describe_head(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
         found[LAYER_IDS] = ids
     if kind == MEDUSA:
         found = _medusa_sizes(found, shapes)
+    unsupported = _unsupported(kind, config, layer)
+    sizes = {**config, **found} if kind == MEDUSA else config
+    wrong = None if unsupported else wrong_tensor(kind, sizes, layer, shapes)
     return {
         "kind": kind,
         "elements": sum(math.prod(shape) for name, shape in shapes.items() if _is_weight(kind, name)),
-        "unsupported": _unsupported(kind, config, layer),
+        "unsupported": unsupported,
         "config": found,
+        **({"wrong": wrong} if wrong else {}),
     }
 
 
@@ -105,7 +119,7 @@ def _medusa_sizes(found: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) 
     here = {name.removeprefix(MEDUSA_PREFIX): shape for name, shape in shapes.items()}
     blocks = found.get("medusa_num_layers")
     output = here.get(f"0.{1 if blocks is None else blocks}.weight")
-    sizes = {"hidden_size": here["0.0.linear.weight"], "vocab_size": output}
+    sizes = {"hidden_size": here.get("0.0.linear.weight"), "vocab_size": output}
     for name, shape in sizes.items():
         if found.get(name) is None and shape:
             found[name] = shape[0]

@@ -14,14 +14,15 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser, words_of
 from millstream.saved_files import check_saved_files, write_saved_file
+from millstream.stage_progress import StageProgress
 from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError
@@ -51,38 +52,18 @@ def run(argv: Sequence[str]) -> int:
     from millstream_runtime.quality.page import html
     from millstream_runtime.quality.summary import summary
 
-    progress = _Progress()
+    progress = StageProgress()
     try:
-        report = compare(base, candidate, settings, progress)
+        report = compare(base, candidate, settings, partial(progress, "quality"))
     finally:
         progress.close()
+    print(report_text(report), flush=True)  # before a full disk can take it
     for path, text in ((given.json, json.dumps(report, indent=2) + "\n"), (given.page, html(report))):
         if path is not None:
             write_saved_file(path, text)
             print(f"saved {path}", file=sys.stderr)
-    print(report_text(report))
     write_termination_message(summary(report))
     return EXIT_PASSED if report["verdict"] == "passed" else EXIT_FAILED
-
-
-class _Progress:
-    """One line on a terminal, with the time that is left; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._start: float | None = None
-        self._live = sys.stderr.isatty()
-
-    def __call__(self, done_tokens: int, all_tokens: int) -> None:
-        now = time.monotonic()
-        if self._start is None:
-            self._start = now
-        left_seconds = (now - self._start) / max(1, done_tokens) * (all_tokens - done_tokens)
-        if self._live:
-            print(f"\r\x1b[2K{done_tokens} of {all_tokens} tokens, {left_seconds:.0f} s left", end="", file=sys.stderr)
-
-    def close(self) -> None:
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr)
 
 
 def report_text(report: dict[str, Any]) -> str:

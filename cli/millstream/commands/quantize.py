@@ -60,7 +60,9 @@ def run(argv: Sequence[str]) -> int:
     if settings.keeps_what_is_there():  # known without torch
         return _kept(settings)
     made = run_resumable(
-        lambda progress: _make(settings, progress), "run the same command again to go on from the last whole layer"
+        lambda progress: _make(settings, progress),
+        settings.out,
+        "run the same command again to go on from the last whole layer",
     )
     if isinstance(made, int):
         return made

@@ -52,7 +52,9 @@ def run(argv: Sequence[str]) -> int:
     settings = _settings(_parser().parse_args(list(argv)))
     if settings.keeps_what_is_there():
         return _kept(settings)
-    tuned = run_resumable(lambda progress: _tune(settings, progress), "run the same command again to go on")
+    tuned = run_resumable(
+        lambda progress: _tune(settings, progress), settings.out, "run the same command again to go on"
+    )
     if isinstance(tuned, int):
         return tuned
     if tuned is None:

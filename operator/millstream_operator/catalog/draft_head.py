@@ -15,6 +15,7 @@ from millstream_runtime.draft_heads import EAGLE1, EAGLE3, LAYER_IDS, MEDUSA
 
 METHODS = {EAGLE1: "EAGLE", EAGLE3: "EAGLE", MEDUSA: "Medusa"}  # of the API
 _NAMES = {EAGLE1: "an EAGLE-1 head", EAGLE3: "an EAGLE-3 head", MEDUSA: "Medusa heads"}
+_TENSORS = {"EAGLE": "fc.weight or fusion_fc.weight", "Medusa": "0.0.linear.weight"}
 EAGLE3_STATES = 3
 DEFAULT_POSITIONS = 2048
 _LARGEST_ELEMENTS = 1 << 40
@@ -34,14 +35,15 @@ def read_head(answer: Mapping[str, Any], method: str) -> ModelShape:
     """Return the shape of the head in an answer, for a method of the API.
 
     Raises:
-        ConfigError: it holds no head of this method, or a field is out of range; UnsupportedModelError: a head that no
+        ConfigError: it holds no head of this method, a tensor is missing, surplus or of another size, or a field is out
+            of range; UnsupportedModelError: a head that no
             runtime of this version serves.
     """
     kind = _kind(answer)
     if kind is None:
         raise ConfigError(
-            f"speculation.method is {method}, but the weights are those of no {method} head: {_FIX}, or set "
-            "speculation.method to DraftModel for a draft model."
+            f"speculation.method is {method}, but the weights are those of no {method} head, which has the tensor "
+            f"{_TENSORS[method]}: {_FIX}, or set speculation.method to DraftModel for a draft model."
         )
     if METHODS[kind] != method:
         raise ConfigError(
@@ -53,6 +55,11 @@ def read_head(answer: Mapping[str, Any], method: str) -> ModelShape:
         raise UnsupportedModelError(
             f"config.json: {str(refused)[:100]} is not supported by this version for {_NAMES[kind]}: name another one "
             "(docs/speculation.md has what is served)."
+        )
+    if (wrong := head.get("wrong")) is not None:
+        raise ConfigError(
+            f"The files are not those of {_NAMES[kind]} as config.json describes it: {str(wrong)[:300]}. Fetch them "
+            f"again, or {_FIX}."
         )
     elements, config = head.get("elements"), head.get("config")
     if not isinstance(elements, int) or not 0 < elements < _LARGEST_ELEMENTS or not isinstance(config, Mapping):

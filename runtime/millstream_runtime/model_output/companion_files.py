@@ -1,8 +1,13 @@
-"""Files next to the weights that a loader or a reader of the model needs: copied from the model it was made from."""
+"""Files next to the weights that a loader or a reader of the model needs: copied from the model it was made from.
+
+A run that goes on needs them as they were, too: the tokens of its data follow from the tokenizer and the chat template.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +23,20 @@ MAX_COPIED_BYTES = 256 << 20
 
 def copy_companions(source: Path, work: ResumableFolder) -> None:
     """Copy those that `source` has. Raises RuntimeFailure: DiskFull."""
+    for file in _companions(source):
+        work.write(work.model / file.name, partial(shutil.copyfile, file))
+
+
+def companions_digest(source: Path) -> str:
+    """Return the SHA-256 of their names and contents, hexadecimal. Files that cannot be read are an OSError."""
+    digest = hashlib.sha256()
+    for file in _companions(source):
+        digest.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()} ".encode())
+    return digest.hexdigest()
+
+
+def _companions(source: Path) -> Iterator[Path]:
     for name in COPIED:
         file = source / name
         if file.is_file() and file.stat().st_size <= MAX_COPIED_BYTES:
-            work.write(work.model / name, partial(shutil.copyfile, file))
+            yield file

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
-from millstream_runtime.model_output.companion_files import copy_companions
+from millstream_runtime.model_output.companion_files import companions_digest, copy_companions
 from millstream_runtime.model_output.resumable_folder import reading, require_free
+from millstream_runtime.model_output.unchanged_sources import UnchangedSources
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
@@ -77,6 +79,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
         return None
     require_free(settings.out)
     source = SourceModel.open(settings.model)
+    unchanged = UnchangedSources((settings.model,), partial(checkpoint_digest, with_times=False))
     group_size = settings.group_size or group_size_for(source.outline)
     method = method_for(settings, group_size)
     packing = method.packing
@@ -102,6 +105,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
             say(f"going on after layer {work.num_done()} of {len(source.outline.layers)}")
         loop.run(data.sequences if data is not None else [], on_progress)
         _write_model(source, packing, choice, work, say)
+        unchanged.require()
         report = _judge(settings, data, work, on_progress)
         described = {"method": settings.method.value} | packing.described()
         if method.needs_data and data is not None:
@@ -169,6 +173,7 @@ def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choi
     return {
         "version": JOB_VERSION,
         "model": checkpoint_digest(settings.model).hex(),
+        "tokenizer": companions_digest(settings.model),
         "method": settings.method.value,
         "quantization_config": packing.config(source.outline, choice),
         "calibration_data": None if data is None else documents_digest(data, "--calibration"),

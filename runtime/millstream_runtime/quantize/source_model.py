@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from millstream_runtime.draft_heads import head_kind
-from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import read_gguf_folder
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
@@ -51,18 +51,11 @@ class SourceModel:
                     f"{folder} is quantized already ({name}.quant_method: {method!s:.40}); give the checkpoint of 16 "
                     "bits that it was made from."
                 )
-        if architecture_of(fields) in WITH_VISION:
-            raise InvalidConfigError(
-                f"{folder} has a vision tower ({architecture_of(fields)}); this version quantizes text models only."
-            )
-        config = load_model_config(folder)
+        config = _text_config(folder, fields)
         outline = outline_of(config)
         expected = outline.expected
         with Checkpoint(folder) as checkpoint:
-            if (kind := head_kind(fields.values, checkpoint.names)) is not None:
-                raise InvalidConfigError(
-                    f"{folder} is a draft head ({kind}); this version quantizes and tunes whole models only."
-                )
+            _refuse_head(folder, fields, checkpoint)
             checkpoint.check(expected.expected.items(), expected.dtypes, expected.optional, expected.squeezable)
         by_file = {path: tensors_of(path) for path in safetensors_files(folder)}
         file_of = file_of_each(by_file)
@@ -87,3 +80,26 @@ class SourceModel:
     def load_layer(self, layer: LayerOutline) -> dict[str, Tensor]:
         """All tensors of a layer, float32."""
         return {name: self.load(name).float() for name in layer.tensors if name in self.tensors}
+
+
+def _text_config(folder: Path, fields: Fields) -> ModelConfig:
+    """Raises RuntimeFailure: the model has images, or its config.json is no model's."""
+    try:
+        if architecture_of(fields) in WITH_VISION:
+            raise InvalidConfigError(
+                f"{folder} has a vision tower ({architecture_of(fields)}); this version quantizes text models only."
+            )
+        return load_model_config(folder)
+    except RuntimeFailure:
+        # Not every head's config.json is that of a model: Medusa's names no architecture.
+        if any(folder.glob("*.safetensors")):
+            with Checkpoint(folder) as checkpoint:
+                _refuse_head(folder, fields, checkpoint)
+        raise
+
+
+def _refuse_head(folder: Path, fields: Fields, checkpoint: Checkpoint) -> None:
+    if (kind := head_kind(fields.values, checkpoint.names)) is not None:
+        raise InvalidConfigError(
+            f"{folder} is a draft head ({kind}); this version quantizes and tunes whole models only."
+        )

@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.draft_tuning_memory import MAX_TRAINING_POSITIONS, PARAMETER_BYTES, SCRATCH_BYTES, TOP
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.model_output.companion_files import copy_companions
+from millstream_runtime.model_output.companion_files import companions_digest, copy_companions
 from millstream_runtime.model_output.resumable_folder import ResumableFolder, reading, require_free
+from millstream_runtime.model_output.unchanged_sources import UnchangedSources
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.registry import expected_weights, load_model_config
@@ -78,6 +80,7 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
     """
     require_free(settings.out)
     source, target = SourceModel.open(settings.draft), load_model_config(settings.target)
+    unchanged = UnchangedSources((settings.target, settings.draft), partial(checkpoint_digest, with_times=False))
     _check_pair(settings, source, target)
     sequence_tokens = min(settings.sequence_tokens, source.config.max_model_len - 1, target.max_model_len - 1)
     if settings.answer_tokens >= sequence_tokens:
@@ -98,6 +101,7 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
         if found is None:
             work.require_space(_disk_bytes(source, prompts, sequence_tokens))
             found = _Run(settings, source, prompts, work, sequence_tokens, say, on_progress).make()
+            unchanged.require()
         is_made = found["verdict"] == BETTER or not settings.only_better
         if is_made:
             work.finish()
@@ -298,7 +302,8 @@ def _job(settings: TuneSettings) -> dict[str, Any]:
     """Everything that the bytes of the result follow from."""
     values = asdict(settings)
     files = {name: values.pop(name) for name in ("data", "general", "held_out")}
-    models = {name: checkpoint_digest(values.pop(name)).hex() for name in ("target", "draft")}
+    tokenizers = {f"tokenizer_of_{name}": companions_digest(values[name]) for name in ("target", "draft")}
+    models = tokenizers | {name: checkpoint_digest(values.pop(name)).hex() for name in ("target", "draft")}
     del values["out"], values["keep_made"], values["discard_other_work"], values["only_better"]
     digests = {
         name: None if one is None else documents_digest(one, f"--{name.replace('_', '-')}")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from millstream import stage_progress
 from millstream.cli import main
 from millstream.termination import TERMINATION_LOG_VARIABLE
 from millstream_operator.preparation.step_answers import failures_in_words, has_passed, read_step_answer
@@ -60,6 +61,25 @@ def test_a_job_that_is_deleted_ends_at_once(base: Path, data: Path, monkeypatch:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 143
+
+
+def test_a_disk_that_is_full_at_the_end_does_not_take_the_verdict(
+    base: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", str(base), str(base), f"--data={data}", "--json=/dev/full", "--device=cpu"]) == 1
+    shown = capsys.readouterr()
+    assert "Cannot write /dev/full: No space left on device." in shown.err
+    assert shown.out.startswith("passed: ")
+
+
+def test_a_log_shows_how_far_it_is(
+    base: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job in a cluster nobody sees a terminal."""
+    monkeypatch.setattr(stage_progress, "LOG_SECONDS", 0.0)
+    assert quality(base, base, data)[0] == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("quality: ")]
+    assert any(line.endswith(" left") for line in lines)
 
 
 def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from millstream_runtime.model_output import resumable_folder
+from millstream_runtime.quantize import make
 from millstream_runtime.quantize.output import work_folder
 from tests.unit.quantize.conftest import contents, quantize
 
@@ -21,6 +23,7 @@ METHODS = ("rtn", "awq", "gptq")
 CHILD = """
 import os, signal, sys
 from pathlib import Path
+from millstream_runtime.quantize import make
 from millstream_runtime.quantize.output import work_folder
 number, when, *argv = sys.argv[1:]
 real = work_folder.write_file
@@ -150,6 +153,73 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.undo()
     assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 0
     assert "going on after layer 1 of 4" in capsys.readouterr().err
+
+
+def test_sigterm_says_how_to_go_on(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(make, "_write_model", lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert "millstream: stopped by SIGTERM; run the same command again to go on" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_while_it_removes_its_work_says_that_the_model_is_there(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (tiny, tmp_path / "out", "--method=rtn", "--no-quality")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resumable_folder.shutil, "rmtree", interrupted)
+        assert quantize(*given) == 130
+    assert f"{tmp_path / 'out'} is there; the same command with --keep-made" in capsys.readouterr().err
+    assert quantize(*given, "--keep-made") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_tokenizer_that_changed_between_two_runs_is_another_job(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokens of the calibration follow from it, and a run that went on would mix those of both."""
+    model, out = tmp_path / "tiny", tmp_path / "out"
+    shutil.copytree(tiny, model)
+    with file_limit(60_000):
+        assert quantize(model, out, "--method=rtn", "--no-quality") == 1
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    capsys.readouterr()
+    assert quantize(model, out, "--method=rtn", "--no-quality") == 2
+    assert "holds the work of another run, with another tokenizer; remove" in capsys.readouterr().err
+
+
+def test_weights_that_are_replaced_while_they_are_read_make_nothing(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = tmp_path / "tiny", tmp_path / "out"
+    shutil.copytree(tiny, model)
+    real = work_folder.WorkFolder.write_shard
+
+    def replaced(self: work_folder.WorkFolder, number: int, tensors: dict[str, object]) -> None:
+        if number == 2:
+            weights = bytearray((model / "model.safetensors").read_bytes())
+            weights[-400:] = weights[-800:-400]
+            (model / "model.safetensors").write_bytes(weights)
+        real(self, number, tensors)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work_folder.WorkFolder, "write_shard", replaced)
+        assert quantize(model, out, "--method=rtn", "--no-quality") == 1
+    assert f"{model} was changed while this run read it" in capsys.readouterr().err
+    assert not out.exists()
+    assert quantize(model, out, "--method=rtn", "--no-quality") == 2
+    assert quantize(model, out, "--method=rtn", "--no-quality", "--discard-other-work") == 0
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,39 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_answer(
     assert tune(target, draft, data, tmp_path / "out", *STEPS) == 1
     assert "GB free, and" in capsys.readouterr().err
     assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+def test_a_chat_template_that_changed_between_two_runs_is_another_job(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The answers on disk are those to prompts in the other form."""
+    copy = tmp_path / "target"
+    shutil.copytree(target, copy)
+    with monkeypatch.context() as patched:
+        _interrupted_answers(patched, at=2)
+        assert tune(copy, draft, data, tmp_path / "out", *STEPS) == 130
+    (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    capsys.readouterr()
+    assert tune(copy, draft, data, tmp_path / "out", *STEPS) == 2
+    assert "holds the work of another run, with another tokenizer of target; remove" in capsys.readouterr().err
+
+
+def test_a_draft_that_is_replaced_while_it_is_tuned_makes_nothing(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    copy, real = tmp_path / "draft", TargetModel.answers
+    shutil.copytree(draft, copy)
+
+    def answers(self: TargetModel, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[TargetSequence]:
+        shutil.copy(target / "config.json", copy / "config.json")
+        return real(self, prompts, seeds)
+
+    monkeypatch.setattr(TargetModel, "answers", answers)
+    assert tune(target, copy, data, tmp_path / "out", "--steps=1", "--temperature=0") == 1
+    assert f"{copy} was changed while this run read it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def _interrupted_answers(monkeypatch: pytest.MonkeyPatch, at: int) -> list[int]:

@@ -22,6 +22,7 @@ from millstream_runtime.tune_draft.documents import Prompt
 from millstream_runtime.tune_draft.target_answers import TargetModel
 from millstream_runtime.tune_draft.target_sequence import TargetSequence
 from millstream_runtime.tune_draft.tuning_report import summary
+from tests.support.medusa_heads import write_medusa_heads
 from tests.support.tiny_families import engine_answers, make_engine, prompts_of
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.tune_draft.conftest import ENOUGH, contents, rows, tune
@@ -222,6 +223,14 @@ def test_two_models_that_are_no_pair_are_refused(
     assert tune(target, other, data, out) == 2
     assert "becomes other tokens in the draft than in the target" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_heads_whose_config_names_no_architecture_are_named_too(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = write_medusa_heads(tmp_path / "heads")
+    assert tune(target, heads, data, tmp_path / "out") == 2
+    assert f"{heads} is a draft head (Medusa); this version quantizes and tunes whole" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_holds_something_is_refused(

@@ -15,21 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_runtime.draft_heads import (
-    D2T,
-    EAGLE3_NOT_READ,
-    EAGLE3_OTHER_HEADS,
-    LAYER_IDS,
-    LAYER_IDS_SECTION,
-    LAYER_SECTION,
-    ROTARY_BUFFER,
-)
+from millstream_runtime.draft_head_tensors import D2T, EAGLE3_STATES, eagle3_name, names_here
+from millstream_runtime.draft_heads import EAGLE3_OTHER_HEADS, LAYER_IDS, LAYER_IDS_SECTION, LAYER_SECTION
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.eagle.eagle_folder import names_here
 from millstream_runtime.models.loading.checkpoint import Checkpoint
-
-NUM_STATES = 3  # of the target, that it fuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +95,11 @@ def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
     found = section.get(LAYER_IDS)
     if found is None:
         return None
-    is_list = isinstance(found, list) and len(found) == NUM_STATES
+    is_list = isinstance(found, list) and len(found) == EAGLE3_STATES
     if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in found):
-        raise section.invalid(LAYER_IDS, f"{found!r:.60}; it must be a list of {NUM_STATES} numbers of layers")
+        raise section.invalid(LAYER_IDS, f"{found!r:.60}; it must be a list of {EAGLE3_STATES} numbers of layers")
     return tuple(found)
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, _name_here)
-
-
-def _name_here(name: str) -> str | None:
-    if name in EAGLE3_NOT_READ or name.endswith(ROTARY_BUFFER):
-        return None
-    for prefix in ("midlayer.", "layers.0."):
-        if name.startswith(prefix):
-            return "model.layers.0." + name.removeprefix(prefix)
-    return name
+    return names_here(stored, eagle3_name)

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from millstream_runtime.draft_head_tensors import EAGLE3_STATES
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.eagle.eagle3_folder import NUM_STATES, Eagle3Shape, open_eagle3_checkpoint
+from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, open_eagle3_checkpoint
 from millstream_runtime.models.eagle.eagle_folder import refuse_unknown_tensors
 from millstream_runtime.models.layers.attention import Attention, grouped_query_attention
 from millstream_runtime.models.layers.decoder import Decoder, RotarySteps
@@ -39,7 +40,7 @@ class Eagle3Head:
         self.config = config = shape.config
         hidden, layer = config.hidden_size, "model.layers.0"
         self._norm_before_residual = shape.norm_before_residual
-        self._fusion = weights.linear({"fc": hidden}, NUM_STATES * hidden)
+        self._fusion = weights.linear({"fc": hidden}, EAGLE3_STATES * hidden)
         self._embedding_norm, self._hidden_norm, self._post_attention_norm, self._norm = (
             _norm(config, weights, name)
             for name in (

@@ -11,11 +11,12 @@ Safetensors only, as for every model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_runtime.draft_heads import EAGLE1_OTHER_HEADS, EAGLE1_SHARED_WITH_TARGET, LAYER_SECTION, ROTARY_BUFFER
+from millstream_runtime.draft_head_tensors import eagle1_name, names_here
+from millstream_runtime.draft_heads import EAGLE1_OTHER_HEADS, LAYER_SECTION
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
@@ -77,34 +78,8 @@ def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterabl
     )
 
 
-def names_here(stored: Iterable[str], here_of: Callable[[str], str | None]) -> dict[str, str]:
-    """Return names here, to those in the files. `here_of`: one name, None where the tensor is not read.
-
-    A second tensor for one place keeps the name that it has in the file, which `refuse_unknown_tensors` refuses.
-    """
-    names: dict[str, str] = {}
-    for name in sorted(stored, key=lambda name: here_of(name) != name):
-        here = here_of(name)
-        if here is not None:
-            names[name if here in names else here] = name
-    return names
-
-
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, _name_here)
-
-
-def _name_here(name: str) -> str | None:
-    if name in EAGLE1_SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
-        return None
-    for prefix, ours in (
-        ("fusion_fc.", "fc."),
-        ("transformer.", "model.layers.0."),
-        ("layers.", "model.layers."),
-    ):
-        if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
-    return name
+    return names_here(stored, eagle1_name)
 
 
 def _refuse_other_heads(fields: Fields) -> None:

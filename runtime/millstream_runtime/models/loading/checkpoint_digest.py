@@ -18,8 +18,11 @@ SAMPLES = 64  # of one file, evenly spread, so that they fall into many of its t
 SAMPLE_BYTES = 4096
 
 
-def checkpoint_digest(folder: Path) -> bytes:
-    """Return 32 bytes, of config.json and of the weights. Files that cannot be read are an OSError."""
+def checkpoint_digest(folder: Path, *, with_times: bool = True) -> bytes:
+    """Return 32 bytes, of config.json and of the weights. Files that cannot be read are an OSError.
+
+    `with_times`: False leaves the times of change out, for two readings of one folder that nobody should have changed.
+    """
     digest = hashlib.sha256(b"millstream checkpoint\0")
     gguf = gguf_files_in(folder)  # they hold their own config
     if not gguf:
@@ -31,7 +34,7 @@ def checkpoint_digest(folder: Path) -> bytes:
     for path in gguf or sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
         status = path.stat()
         _add(digest, f"{path.name}\0{status.st_size}".encode())
-        if marker is None:
+        if marker is None and with_times:
             _add(digest, str(status.st_mtime_ns).encode())
         for sample in _samples(path, status.st_size):
             _add(digest, sample)

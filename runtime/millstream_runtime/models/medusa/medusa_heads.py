@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from millstream_runtime.draft_heads import MEDUSA_PREFIX
+from millstream_runtime.draft_head_tensors import medusa_name, names_here
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.eagle.eagle_folder import names_here, refuse_unknown_tensors
+from millstream_runtime.models.eagle.eagle_folder import refuse_unknown_tensors
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
@@ -119,4 +119,4 @@ def load_medusa_heads(
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, lambda name: name.removeprefix(MEDUSA_PREFIX))
+    return names_here(stored, medusa_name)

@@ -47,6 +47,11 @@ def test_a_head_of_each_kind_keeps_its_own_states() -> None:
         (head_answer(num_attention_heads=3), "EAGLE", "num_key_value_heads is 2; it must divide"),
         (head_answer(elements=-1), "EAGLE", "cannot be counted"),
         (head_answer(elements=1 << 60), "EAGLE", "cannot be counted"),
+        (
+            head_answer() | {"draft_head": head_answer()["draft_head"] | {"wrong": "tensor fc.weight is missing"}},
+            "EAGLE",
+            "tensor fc.weight is missing. Fetch them again, or name the folder of a head",
+        ),
         (head_answer("EAGLE-3", draft_vocab_size=4096), "EAGLE", "draft_vocab_size is 4096; it must be at most"),
         (
             head_answer("EAGLE-3", eagle_aux_hidden_state_layer_ids=[1, 2]),
