@@ -82,6 +82,7 @@ class Fixed:
 
     def __init__(self, length: int) -> None:
         self.explores = False
+        self.plain_seconds_per_token: float | None = None
         self._length = length
 
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:

@@ -44,6 +44,7 @@ LATER_FIELDS = frozenset(
         "draft_model",
         "speculation_acceptance",
         "draft_tree",
+        "quantization",
     }
 )
 # Absent from live.json at their defaults.
@@ -66,6 +67,18 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class WeightFormat(StrEnum):
+    """How a checkpoint stores the weights of its layers; the API's words."""
+
+    NONE = "None"  # in 16 or 32 bits
+    AWQ = "AWQ"
+    GPTQ = "GPTQ"
+    FP8 = "FP8"
+    INT8 = "INT8"
+    NF4 = "NF4"
+    GGUF = "GGUF"
 
 
 class KVCacheDType(StrEnum):
@@ -205,6 +218,7 @@ class BootConfig:
     served_model_name: str
     device: Device = Device.AUTO
     dtype: DType = DType.AUTO
+    quantization: WeightFormat | None = None  # the checkpoint must store its weights so; None: however it does
     tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute

@@ -61,24 +61,28 @@ PROOFS: dict[str, Proof] = {
     ),
 }
 
-SCHEDULES = "schedules"  # of the engine: they need no cluster
-SCHEDULES_TEXT = "random schedules of the engine in all its execution modes, each request against itself alone"
+SCHEDULES, SPECULATION = "schedules", "speculation"
+OF_ENGINE = {  # they need no cluster
+    SCHEDULES: "random schedules of the engine in all its execution modes, each request against itself alone",
+    SPECULATION: "the same with every kind of drafter, and drafters that mean harm, against answers without drafts",
+}
 
 
 def main() -> int:
     options = _parser().parse_args()
-    names = options.names or [*PROOFS, SCHEDULES]
+    names = options.names or [*PROOFS, *OF_ENGINE]
     if options.only is not None:
-        from tests.soak.schedules.proof import run_one  # torch, which the other proofs do not need
+        from tests.soak.schedules import plan, proof  # torch, which the other proofs do not need
 
-        return 0 if run_one(options.only, options.seed, print) else 1
+        chosen = plan.SPECULATION if options.names == [SPECULATION] else plan.SCHEDULES
+        return 0 if proof.run_one(options.only, options.seed, print, chosen) else 1
     bad = 0
-    if SCHEDULES in names:
-        missed = _prove_schedules(options)
+    for name in [one for one in OF_ENGINE if one in names]:
+        missed = _prove_of_engine(name, options)
         bad += bool(missed)
         if any(line.startswith("interrupted") for line in missed):
             return 130
-    of_cluster = [name for name in names if name != SCHEDULES]
+    of_cluster = [name for name in names if name not in OF_ENGINE]
     return _main_of_cluster(of_cluster, options, bad) if of_cluster else min(bad, 1)
 
 
@@ -115,21 +119,25 @@ async def _prove(name: str, found: tools.Tools, options: argparse.Namespace) -> 
     return _write(name, began, result, results.OPERATOR)
 
 
-def _prove_schedules(options: argparse.Namespace) -> list[str]:
+def _prove_of_engine(name: str, options: argparse.Namespace) -> list[str]:
+    from tests.soak.schedules import plan
     from tests.soak.schedules.proof import prove
 
-    _say(f"{SCHEDULES}: {SCHEDULES_TEXT}")
-    began, state = time.monotonic(), results.FOLDER / "schedules.partial.jsonl"
+    _say(f"{name}: {OF_ENGINE[name]}")
+    began, state = time.monotonic(), results.FOLDER / f"{name}.partial.jsonl"
+    speculates = name == SPECULATION
     result = prove(
-        count=options.schedules,
+        count=options.requests if speculates else options.schedules,  # each schedule has a request
         seed=options.seed,
         first=options.first,
         processes=options.processes,
         state=state,
-        version=results.commit(results.RUNTIME),
+        version=results.last_change(results.RUNTIME),
         say=_say,
+        plan=plan.SPECULATION if speculates else plan.SCHEDULES,
+        requests=options.requests if speculates else None,
     )
-    missed = _write(SCHEDULES, began, result, results.RUNTIME)
+    missed = _write(name, began, result, results.RUNTIME)
     if not result["interrupted"] and not result["crashes"]:
         state.unlink(missing_ok=True)
     return missed
@@ -138,7 +146,7 @@ def _prove_schedules(options: argparse.Namespace) -> list[str]:
 def _write(name: str, began: float, result: dict[str, Any], sources: tuple[str, ...]) -> list[str]:
     """Write a result; return the goals that it misses."""
     missed = results.missed(name, result)
-    command = "python -m tests.soak " + " ".join(sys.argv[1:] or [*PROOFS, SCHEDULES])
+    command = "python -m tests.soak " + " ".join(sys.argv[1:] or [*PROOFS, *OF_ENGINE])
     path = results.write(name, command, time.monotonic() - began, result, missed, sources)
     for line in missed or ["every goal reached"]:
         _say(f"  {line}")
@@ -147,7 +155,7 @@ def _write(name: str, began: float, result: dict[str, Any], sources: tuple[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    texts = {name: proof.text for name, proof in PROOFS.items()} | {SCHEDULES: SCHEDULES_TEXT}
+    texts = {name: proof.text for name, proof in PROOFS.items()} | OF_ENGINE
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak",
         description="The operator under faults and at scale, the engine under random schedules.",
@@ -166,8 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")
     parser.add_argument("--idle", type=float, default=600.0, help="seconds of rest in the scale run")
     parser.add_argument("--schedules", type=int, default=10_000, help="of the engine")
+    parser.add_argument("--requests", type=int, default=2000, help="that speculation compares")
     parser.add_argument("--processes", type=int, help="that run schedules; by default one for each core")
-    parser.add_argument("--only", type=int, metavar="N", help="run schedule N of the engine, and say what it does")
+    parser.add_argument("--only", type=int, metavar="N", help="run one schedule, and say what it does")
     parser.add_argument("--keep", action="store_true", help="leave the folder with all logs")
     return parser
 

@@ -24,7 +24,15 @@ MET = (  # by enough schedules
     "drafts that stood",
     "drafts that fell",
 )
-RUNTIME = (":/runtime", ":/tests/soak/schedules")
+RUNTIME = (":/runtime", ":/tests/soak/schedules", ":/tests/support")
+SPECULATED = (
+    "preemptions",
+    "prefix hit tokens",
+    "drafts that stood",
+    "drafts that fell",
+    "decodes without drafts: no_gain",
+)
+KINDS_OF_DRAFTS = 15  # see tests/soak/schedules/draft_kinds.py, which this page does not import
 SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
 
@@ -51,6 +59,16 @@ def commit(sources: tuple[str, ...] = OPERATOR) -> str:
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *sources)
         return _git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def last_change(sources: tuple[str, ...]) -> str:
+    """The last commit that changed what is run, with `-dirty` as in `commit`; "" without git."""
+    try:
+        return _git("log", "-1", "--format=%H", "--", *sources) + (
+            "-dirty" if commit(sources).endswith("-dirty") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -109,6 +127,22 @@ def _transitions(result: Result) -> list[str]:
 
 
 def _schedules(result: Result) -> list[str]:
+    return _differing(result, MET)
+
+
+def _speculation(result: Result) -> list[str]:
+    failures = _differing(result, SPECULATED)
+    compared, asked = result["counts"].get("compared requests", 0), result["requests asked"]
+    if compared < asked:
+        failures.append(f"{compared} of {asked} requests were compared")
+    if result["runs"] >= MANY:
+        kinds = [one for one, counts in result["by_draft"].items() if counts["compared requests"]]
+        if len(kinds) < KINDS_OF_DRAFTS:
+            failures.append(f"{len(kinds)} of {KINDS_OF_DRAFTS} kinds of drafts were met")
+    return failures
+
+
+def _differing(result: Result, circumstances: tuple[str, ...]) -> list[str]:
     bad = result["runs"] - result["equal"]
     kinds = ", ".join(f"{count} × {kind}" for kind, count in result["wrong"].items())
     shown = [f"schedule {one['number']}: {one['wrong'][0]}" for one in result["failures"][:SHOWN]]
@@ -117,7 +151,7 @@ def _schedules(result: Result) -> list[str]:
         met = result["schedules_that_met"]
         failures += [
             f"{met.get(name, 0)} of {result['runs']} schedules met {name}, too few to say something"
-            for name in MET
+            for name in circumstances
             if met.get(name, 0) < result["runs"] / 50
         ]
     return failures
@@ -151,4 +185,11 @@ def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]
     return [f"{word}{name} is {result[name]}, over {limit}" for name, limit in limits.items() if result[name] > limit]
 
 
-_GOALS = {"schedules": _schedules, "transitions": _transitions, "outage": _outage, "leaders": _leaders, "scale": _scale}
+_GOALS = {
+    "schedules": _schedules,
+    "speculation": _speculation,
+    "transitions": _transitions,
+    "outage": _outage,
+    "leaders": _leaders,
+    "scale": _scale,
+}

@@ -64,6 +64,8 @@ def _rest(found: dict[str, Document]) -> str:
             rows.append(["Transitions whose spec in between was rendered", "≥ half", f"{reached} of {ways['runs']}"])
     if engine := found.get("schedules", {}).get("result"):
         rows += _schedules(engine)
+    if speculation := found.get("speculation", {}).get("result"):
+        rows += _speculation(speculation)
     if scale := found.get("scale", {}).get("result"):
         rows += _scale(scale)
     return _markdown(["what", "goal", "found"], rows) if rows else ""
@@ -79,6 +81,21 @@ def _schedules(result: Document) -> list[list[str]]:
             f"{differing} of {compared} ({ties['tokens']} tokens are near-ties, met {ties['times']} times)",
         ],
         ["Leaks after these schedules; other defects", "0; 0", f"{leaks}; {sum(wrong.values()) - differing - leaks}"],
+    ]
+
+
+def _speculation(result: Document) -> list[list[str]]:
+    wrong, counts, ties = result["wrong"], result["counts"], result["near_ties"]
+    differing = wrong.get("differing token", 0)
+    return [
+        [
+            f"{counts['compared requests']} requests with {len(result['by_draft'])} kinds of drafts: tokens that "
+            "differ from those without drafts",
+            "0",
+            f"{differing} of {counts['compared tokens']} ({ties['tokens']} tokens are near-ties, met {ties['times']} "
+            "times)",
+        ],
+        ["Other defects of these schedules", "0", str(sum(wrong.values()) - differing)],
     ]
 
 

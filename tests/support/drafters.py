@@ -91,6 +91,7 @@ class RandomLengths:
 
     def __init__(self, seed: int = 0) -> None:
         self.explores = True
+        self.plain_seconds_per_token: float | None = None
         self._rng, self._drafts = random.Random(seed), True
 
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:

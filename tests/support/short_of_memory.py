@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -35,11 +36,11 @@ class ShortOfMemory:
         self.num_failed += 1
         return True
 
-    def _fail_half_way(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def _fail_half_way(self, token_ids: Tensor, positions: Tensor, attention: Attention, **others: Any) -> Tensor:
         if self._is_due():
             self._forward(token_ids, positions, attention, num_layers=1)
             raise self._make_error()
-        return self._forward(token_ids, positions, attention)
+        return self._forward(token_ids, positions, attention, **others)
 
     def _fail_at_the_head(self, residual: Tensor) -> Tensor:
         if self._is_due():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticKnownError
 
 from millstream_operator.api.duration import DURATION_MAX_LENGTH, DURATION_PATTERN
+
+Item = TypeVar("Item", bound=BaseModel)
 
 
 class ApiModel(BaseModel):
@@ -51,5 +53,22 @@ QualifiedName = Annotated[
     AfterValidator(_within_its_parts),
     Field(json_schema_extra={"allOf": [{"pattern": QUALIFIED_NAME_PARTS_PATTERN}]}),
 ]
+
+
+def once_per(key: str) -> AfterValidator:
+    """What the API server asks of a list whose items have a key (`x-kubernetes-list-map-keys`): each key once."""
+
+    def check(items: list[Item]) -> list[Item]:
+        seen: set[object] = set()
+        for item in items:
+            value = getattr(item, key)
+            if value in seen:
+                raise ValueError(f"the {key} {value} is given twice")
+            seen.add(value)
+        return items
+
+    return AfterValidator(check)
+
+
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 DNSSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, min_length=1, max_length=253)]

@@ -70,12 +70,13 @@ def load_manifest(path: str | Path) -> LLMDeployment:
 def loads_manifest(text: str, source: str = "manifest") -> LLMDeployment:
     """As `load_manifest`, from a string; `source` is what errors call it."""
     try:
-        documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
-        values = [_Constructor(source).construct(node) for node in documents]
+        documents = [node for node in yaml.compose_all(text, Loader=_BoundedLoader) if node is not None]
+        is_json = text.lstrip().startswith("{")
+        values = [_Constructor(source, is_json=is_json).construct(node) for node in documents]
     except yaml.YAMLError as error:
         raise ManifestError(f"{source}: {yaml_problem(error)}") from None
-    except RecursionError:
-        raise ManifestError(f"{source}: nested too deep to be an LLMDeployment.") from None
+    except _TooDeep as error:
+        raise ManifestError(f"{source}:{error.line}: nested deeper than {MAX_DEPTH} levels.") from None
     index = _find_ours(values, source)
     lines = _Lines(source, documents[index])
     return _validate(values[index], lines)
@@ -115,11 +116,34 @@ class _Lines:
         return None
 
 
+class _TooDeep(Exception):
+    """Lists and objects are nested deeper than MAX_DEPTH. `line`: where, from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Stops at MAX_DEPTH while it reads: PyYAML's time per bracket grows with the brackets that are open."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth >= MAX_DEPTH:
+            raise _TooDeep(self.peek_event().start_mark.line + 1)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
 class _Constructor:
     """YAML nodes to JSON values: no duplicate keys, no timestamps, no tags of other languages."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, *, is_json: bool) -> None:
+        self.source, self.is_json = source, is_json
         self.scalars = yaml.constructor.SafeConstructor()
         self.under_construction: list[yaml.Node] = []
         self.nodes = 0
@@ -168,7 +192,7 @@ class _Constructor:
 
     def _scalar(self, node: yaml.Node) -> Any:
         if _SURROGATE.search(node.value):
-            raise self._error(node, "half of a surrogate pair, which is no character")
+            node.value = self._joined(node)
         if node.tag in STRING_TAGS or _is_sexagesimal(node):
             return node.value
         try:
@@ -176,6 +200,15 @@ class _Constructor:
         except (ValueError, LookupError):  # `!!int many`, `!!bool maybe`, or more digits than Python converts
             shown = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
             raise self._error(node, f"{shown!r} is no {node.tag.removeprefix(_YAML)}") from None
+
+    def _joined(self, node: yaml.Node) -> str:
+        """Return the text with its surrogate pairs as characters: JSON escapes them so, and YAML does not."""
+        try:
+            if self.is_json:
+                return str(node.value).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            pass
+        raise self._error(node, "half of a surrogate pair, which is no character")
 
 
 def _is_sexagesimal(node: yaml.Node) -> bool:

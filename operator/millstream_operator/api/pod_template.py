@@ -14,7 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import core_schema
 
 from millstream_operator.api.affinity import Affinity
-from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName
+from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName, once_per
 
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
@@ -40,6 +40,8 @@ QUANTITY_SCHEMA: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
     "pattern": QUANTITY_PATTERN,
     "maxLength": 32,
+    "minimum": 0,  # of integers, as the pattern of strings
+    "maximum": 10**15 - 1,
 }
 Quantity = Annotated[str, _IntOrString]
 
@@ -138,7 +140,7 @@ class Container(ApiModel):
     """Changes to one container of the pod."""
 
     name: ContainerName = Field(description="Which container: runtime is the one there is.")
-    env: Annotated[list[EnvVar], Field(max_length=64)] | None = Field(
+    env: Annotated[list[EnvVar], Field(max_length=64), once_per("name")] | None = Field(
         None,
         description="Environment variables added to the container.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
@@ -178,7 +180,7 @@ class PodSpec(ApiModel):
         description="RuntimeClass of the pods that serve, for example nvidia. The Job that inspects the model needs no "
         "GPU and has none. Default: the node's own.",
     )
-    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = Field(
+    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16), once_per("name")] | None = Field(
         None,
         description="Secrets to pull the runtime image with.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},

@@ -42,7 +42,8 @@ class Children:
         return live if live is not None and controlled_by(live, owner) else None
 
     async def apply_all(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
-        """Apply what differs, in this order. Return why the first one that cannot be applied is refused, else None.
+        """Apply what differs, in this order. Return why the first one that cannot be applied is refused, or what its
+        name waits for, else None.
 
         Raises:
             ApiError, ApiUnreachable: an error that a retry may not meet again.
@@ -84,6 +85,8 @@ class Children:
         self._foreign.discard(place)
         if live is not None and not controlled_by(live, owner):
             self._foreign.add(place)
+            if (waits := _waits_for_finalizers(kind.kind, live)) is not None:
+                return waits
             if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
                 raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
             return _name_conflict(kind.kind, live)
@@ -133,6 +136,23 @@ def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
     """Return whether it is a child of a deleted LLMDeployment of the same name, not garbage-collected yet."""
     controller = _controller(manifest)
     return controller.get("kind") == owner.kind and controller.get("name") == owner.name
+
+
+def _waits_for_finalizers(kind: str, live: Manifest) -> Diagnosis | None:
+    """Return why an object that is being deleted is still there; None where only the garbage collector is awaited.
+
+    A finalizer may take minutes (a claim that a pod still mounts), or for ever where its controller is gone.
+    """
+    metadata = live["metadata"]
+    finalizers = ", ".join(metadata.get("finalizers") or ())
+    if not finalizers or not metadata.get("deletionTimestamp"):
+        return None
+    return Diagnosis(
+        Reason.STARTING,
+        f"The name of {kind} {metadata['name']} is taken by an object that is being deleted since "
+        f"{metadata['deletionTimestamp']} and waits for its finalizers: {finalizers}.",
+        "If it stays, look for the controller that removes them, or choose another metadata.name.",
+    )
 
 
 def _name_conflict(kind: str, live: Manifest) -> Diagnosis:

@@ -95,6 +95,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         tensor_parallel_size=placement.tensor,
         pipeline_parallel_size=placement.pipeline,
         quantization=placement.method,
+        asked_quantization=_asked_of_unknown(spec, facts.shape),
         kv_cache=placement.kv_cache,
         dtype=placement.dtype,
         speculation=speculation.plan,
@@ -202,6 +203,12 @@ def missing_capabilities(
         shape=facts.shape,
         draft=usable_draft_shape(deployment.spec, facts),
     )
+
+
+def _asked_of_unknown(spec: LLMDeploymentSpec, shape: ModelShape | None) -> str | None:
+    """The format that the runtime has to find in a checkpoint; None where the planner has seen it, or none is named."""
+    asked = asked_method(spec)
+    return asked if shape is None and asked not in ("Auto", "None") else None  # None is what an absent method plans
 
 
 def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecPlacement:

@@ -23,6 +23,7 @@ from millstream_runtime.config import (
     KVCacheDType,
     LiveConfig,
     SpeculationMethod,
+    WeightFormat,
 )
 
 IMAGE_MODEL_ROOT = "/models"
@@ -52,6 +53,7 @@ def boot_config(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
         device=_DEVICES[plan.accelerator],
+        quantization=_weight_format(plan),
         tensor_parallel_size=plan.tensor_parallel_size,
         max_model_len=engine.max_model_len_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -71,6 +73,11 @@ def boot_config(
     if engine.gpu_memory_utilization_percent is None:
         return boot
     return replace(boot, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
+
+
+def _weight_format(plan: Plan) -> WeightFormat | None:
+    """None for a method that no checkpoint is stored by (RTN): such a plan is shown and not applied."""
+    return next((one for one in WeightFormat if one == plan.asked_quantization), None)
 
 
 def _kv_cache_dtype(plan: Plan) -> KVCacheDType:

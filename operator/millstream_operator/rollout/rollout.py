@@ -175,7 +175,7 @@ def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     begins = shifts(inputs.owner, inputs.pin, fallback)
     shift = held_next(situation, approach, now, begins=begins, passed=passed)
     if failure is not None and fallback is not None:
-        pin, announced = _announced(inputs, pin, _stopped(pin, failure))
+        pin, announced = _announced(inputs, pin, _stopped(pin, failure, serves=bool(situation.serving)))
         return RolloutStep(pin, pin, approach.strategy, RolloutPhase.STOPPED, announced, approach.blocked, shift=shift)
     if approach.blocked is not None:
         return _blocked(inputs, pin, approach, shift)
@@ -287,11 +287,12 @@ def _replacing_in_place(pin: PinnedRevision, why: str) -> Decision:
     )
 
 
-def _stopped(pin: PinnedRevision, failure: Failure) -> Decision:
+def _stopped(pin: PinnedRevision, failure: Failure, *, serves: bool) -> Decision:
+    """`serves`: older pods do. From 0 replicas there are none."""
+    older = "the older ones serve on" if serves else "there are no older ones that serve"
     return Decision(
         DecisionType.ROLLOUT_STOPPED,
-        "does not get ready, so it takes no more pods, and the older ones serve on: "
-        f"{failure.reason}: {failure.message}",
+        f"does not get ready, so it takes no more pods, and {older}: {failure.reason}: {failure.message}",
         attempt_of(pin.revision.name, pin.number),
     )
 

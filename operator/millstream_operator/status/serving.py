@@ -12,8 +12,13 @@ from millstream_operator.status.observation import Observation
 
 
 def available(observation: Observation) -> Condition:
-    """At least one replica serves, of whatever revision."""
+    """At least one replica serves, of whatever revision.
+
+    A workload that was deleted and made again counts no replica until its controller has seen it, though pods serve.
+    """
     some = bool(observation.counts.get("availableReplicas", 0))
+    if not some and observation.owner.spec.replicas > 0:
+        some = observation.serves(observation.running)
     if not some and observation.owner.spec.replicas == 0:
         return Condition(conditions.AVAILABLE, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
     return serves(some)

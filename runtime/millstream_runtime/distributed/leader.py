@@ -27,6 +27,7 @@ import torch
 
 from millstream_runtime.distributed import process_group
 from millstream_runtime.distributed.channel import Channel
+from millstream_runtime.distributed.idle_time import IdleTime
 from millstream_runtime.distributed.messages import (
     Command,
     GraphRecorded,
@@ -45,6 +46,9 @@ from millstream_runtime.exit_signal import killed_by
 
 FOLLOWER_MODULE = "millstream_runtime.distributed.follower"
 EXCHANGE_TIMEOUT_SECONDS = 120.0
+# A rank that starts or loads may take as long as it computes; a volume may fail over in between.
+IDLE_LOAD_SECONDS = 300.0
+LOOK_SECONDS = 1.0
 EXIT_GRACE_SECONDS = 0.5  # between the first rank's end and the reason: the rank at fault may not end first
 NOTICE_SECONDS = 5.0  # for a death to show after an exchange has failed
 LEAVE_SECONDS = 5.0
@@ -61,15 +65,18 @@ class Leader:
         device: torch.device,
         *,
         exchange_timeout_seconds: float = EXCHANGE_TIMEOUT_SECONDS,
+        idle_load_seconds: float = IDLE_LOAD_SECONDS,
         follower_module: str = FOLLOWER_MODULE,
     ) -> None:
-        """Start ranks 1 to `size - 1` and meet them. `follower_module`: what runs them.
+        """Start ranks 1 to `size - 1` and meet them. `idle_load_seconds`: without processor time while it starts or
+        loads, a rank counts as stuck. `follower_module`: what runs them.
 
         Raises:
             RuntimeFailure: NCCLFailed, or what one of them failed with.
         """
         self.on_lost: Callable[[RuntimeFailure], None] = lambda failure: None
         self._exchange_timeout_seconds = exchange_timeout_seconds
+        self._idle_load_seconds = idle_load_seconds
         self._lost: list[_Rank] = []
         self._stuck: RuntimeFailure | None = None
         self._some_lost = threading.Event()
@@ -117,20 +124,35 @@ class Leader:
 
     def gather(self, kind: type[Kind]) -> list[Kind]:
         # How long a share takes to load, its disk says; the rest takes others no longer than this rank, which is done.
-        timeout_seconds = None if kind in (Joined, ShardLoaded) else self._exchange_timeout_seconds
+        receive = self._receive_while_loading if kind in (Joined, ShardLoaded) else self._receive
         replies: list[Kind] = []
         for rank in self._ranks:
-            try:
-                reply = rank.inbox.get(timeout=timeout_seconds)
-            except queue.Empty:
-                raise RuntimeFailure(
-                    FailureReason.NCCL_FAILED,
-                    f"Rank {rank.number} did not answer in {timeout_seconds:.0f} s: it is stuck.",
-                ) from None
+            reply = receive(rank)
             if not isinstance(reply, kind):
                 raise self._loss()
             replies.append(reply)
         return replies
+
+    def _receive(self, rank: _Rank) -> Reply | None:
+        try:
+            return rank.inbox.get(timeout=self._exchange_timeout_seconds)
+        except queue.Empty:
+            raise RuntimeFailure(
+                FailureReason.NCCL_FAILED,
+                f"Rank {rank.number} did not answer in {self._exchange_timeout_seconds:.0f} s: it is stuck.",
+            ) from None
+
+    def _receive_while_loading(self, rank: _Rank) -> Reply | None:
+        idle = IdleTime(rank.process.pid)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return rank.inbox.get(timeout=LOOK_SECONDS)
+            if idle.look(LOOK_SECONDS) >= self._idle_load_seconds:
+                raise RuntimeFailure(
+                    FailureReason.NCCL_FAILED,
+                    f"Rank {rank.number} has computed nothing for {self._idle_load_seconds:.0f} s while it loads: it "
+                    "is stopped, or the volume with the model does not answer.",
+                )
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:

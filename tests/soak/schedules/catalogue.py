@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -12,12 +12,13 @@ from millstream_runtime.engine.request import FinishReason, Request, SamplingPar
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from tests.soak.schedules.engines import Engines
 from tests.soak.schedules.schedule import CONTEXT_TOKENS, MOST_NEW_TOKENS
-from tests.soak.schedules.tiny_models import VOCABULARY
+from tests.soak.schedules.tiny_models import DAMAGED, DAMAGED_TOKEN, VOCABULARY
 from tests.support.small_pool import shrink_pool
 
 LONGEST_PROMPT_TOKENS = CONTEXT_TOKENS - MOST_NEW_TOKENS - 2
 NUM_TEXTS, TEXT_TOKENS = 3, 96  # what prompts begin with
 PREFIX_TOKENS = (7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96)
+TEMPERATURES = (0.3, 0.9, 1.3)
 ALONE_BLOCKS, ALONE_BLOCK_TOKENS = 24, 16
 
 
@@ -41,21 +42,26 @@ class Alone:
 class Catalogue:
     """The requests of one model, made as they are asked for; the same for the same seed."""
 
-    def __init__(self, engines: Engines, model: str, seed: int) -> None:
-        self._engines, self._model, self._seed = engines, model, seed
+    def __init__(self, engines: Engines, model: str, seed: int, sampled_share: float = 0.0) -> None:
+        """`sampled_share`: of the requests that would be greedy, which are sampled instead."""
+        self._engines, self._model, self._seed, self._sampled_share = engines, model, seed, sampled_share
         self._requests: dict[int, Request] = {}
         self._alone: dict[int, Alone] = {}
         self._engine: Engine | None = None
         self._freed: dict[bool, list[Tensor]] = {}
         rng = random.Random(f"{seed}/{model}")
-        self._texts = [_tokens(rng, TEXT_TOKENS) for _ in range(NUM_TEXTS)]
+        self._is_damaged = model in DAMAGED
+        self._texts = [self._tokens(rng, TEXT_TOKENS) for _ in range(NUM_TEXTS)]
 
     def request(self, index: int) -> Request:
         """Request `index`, for MOST_NEW_TOKENS tokens."""
         if index not in self._requests:
             rng = random.Random(f"{self._seed}/{self._model}/{index}")
             prompt = self._draw_prompt(rng, index)[:LONGEST_PROMPT_TOKENS]
-            self._requests[index] = Request(str(index), prompt, _draw_sampling(rng))
+            sampling = _draw_sampling(rng)
+            if not sampling.temperature and rng.random() < self._sampled_share:
+                sampling = replace(sampling, temperature=rng.choice(TEMPERATURES))
+            self._requests[index] = Request(str(index), prompt, _spared(sampling) if self._is_damaged else sampling)
         return self._requests[index]
 
     def alone(self, index: int) -> Alone:
@@ -91,17 +97,26 @@ class Catalogue:
         """Mostly the beginning of a text that others begin with, or the next turn of another request."""
         kind = rng.random()
         if kind < 0.55:
-            return [*rng.choice(self._texts)[: rng.choice(PREFIX_TOKENS)], *_tokens(rng, rng.choice((0, 1, 5, 20)))]
+            return [
+                *rng.choice(self._texts)[: rng.choice(PREFIX_TOKENS)],
+                *self._tokens(rng, rng.choice((0, 1, 5, 20))),
+            ]
         if kind < 0.75 or not index:
-            return _tokens(rng, rng.randint(1, 60))
+            return self._tokens(rng, rng.randint(1, 60))
         before = rng.randrange(index)
         answer = self.alone(before).token_ids
         said = answer[: rng.randint(1, len(answer))]
-        return [*self.request(before).prompt_token_ids, *said, *_tokens(rng, rng.randint(1, 12))]
+        return [*self.request(before).prompt_token_ids, *said, *self._tokens(rng, rng.randint(1, 12))]
+
+    def _tokens(self, rng: random.Random, count: int) -> list[int]:
+        """Any tokens but the damaged one."""
+        return [rng.randrange(DAMAGED_TOKEN if self._is_damaged else VOCABULARY) for _ in range(count)]
 
 
-def _tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(VOCABULARY) for _ in range(count)]
+def _spared(sampling: SamplingParams) -> SamplingParams:
+    """The same, but for the damaged token, which never comes."""
+    others = [pair for pair in sampling.logit_bias if pair[0] != DAMAGED_TOKEN]
+    return replace(sampling, logit_bias=(*others, (DAMAGED_TOKEN, -100.0)))
 
 
 def _draw_sampling(rng: random.Random) -> SamplingParams:
@@ -110,7 +125,7 @@ def _draw_sampling(rng: random.Random) -> SamplingParams:
     if rng.random() < 0.45:
         return SamplingParams(MOST_NEW_TOKENS, **asked)  # type: ignore[arg-type]
     options: dict[str, object] = {
-        "temperature": rng.choice((0.3, 0.9, 1.3)),
+        "temperature": rng.choice(TEMPERATURES),
         "top_k": rng.choice((1, 3, 40)),
         "top_p": rng.choice((0.3, 0.8, 0.95)),
         "min_p": rng.choice((0.01, 0.2)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,33 +12,33 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import Device, GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.request import Request
+from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
+from tests.soak.schedules.drafts import Answers, draft_config, drafter_without_weights, make_unreliable
 from tests.soak.schedules.schedule import Schedule
-from tests.soak.schedules.tiny_models import MODELS, VOCABULARY, write_model
+from tests.soak.schedules.tiny_models import DAMAGED, DAMAGED_TOKEN, MODELS, write_model
 from tests.support import varlen_reference
 from tests.support.crowded import crowd
-from tests.support.drafters import OftenRight, RandomLengths
+from tests.support.drafters import RandomLengths
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.small_pool import small_pools
 from tests.support.tape_recorder import TapeRecorder
 
 POOL_BYTES = 1 << 20
-DRAFTS: dict[str, Any] = {
-    "speculation_method": SpeculationMethod.N_GRAM,  # its place is taken by a drafter that knows
-    "speculation_governor": GovernorMode.DISABLED,  # what is proposed is checked, whatever it costs
-}
+ProcessorsOf = Callable[[Request], tuple[LogitsProcessor, ...]]
 
 
 class CountedSequence(Sequence):
@@ -66,8 +66,9 @@ class FakeClock:
 class Engines:
     """Makes engines of the models below a folder."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, processors_of: ProcessorsOf | None = None) -> None:
+        """`processors_of`: of the requests of all engines; None: they have none."""
+        self.root, self._processors_of = root, processors_of
         self._decoders: dict[tuple[str, int], Decoder] = {}
         self._pair: Leader | None = None
 
@@ -83,45 +84,44 @@ class Engines:
         execution: Execution | None = None,
         drafter: Drafter | None = None,
         ranks: int = 1,
-        drafts_itself: bool = False,
         **config: Any,
     ) -> Engine:
         """Make an engine on a pool of POOL_BYTES, unless `small_pools` holds."""
         folder, _ = write_model(model, self.root)
         settings = {"kv_cache_memory_bytes": POOL_BYTES, "tensor_parallel_size": ranks} | config
-        if drafts_itself:
-            settings |= {"speculation_method": SpeculationMethod.DRAFT_MODEL, "draft_model": str(folder)}
         runtime_config = RuntimeConfig(model=str(folder), served_model_name="tiny", device=Device.CPU, **settings)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shard, "load", self._load)
             patch.setattr(draft_shard, "load_draft", self._load_draft)
-            return Engine(
+            engine = Engine(
                 runtime_config,
                 lambda phase, message: None,
                 rank_group=self._two_ranks() if ranks > 1 else None,
                 execution=execution,
                 drafter=drafter,
             )
+        if model in DAMAGED:
+            with torch.inference_mode():
+                engine._runner._forward.model._embedding.weight[DAMAGED_TOKEN] = float("nan")
+        if self._processors_of is not None:
+            engine.processors_for = self._processors_of
+        return engine
 
     @contextmanager
-    def of_schedule(
-        self, schedule: Schedule, longest_tokens: int, answers: Mapping[tuple[int, ...], list[int]]
-    ) -> Iterator[Engine]:
+    def of_schedule(self, schedule: Schedule, longest_tokens: int, answers: Answers) -> Iterator[Engine]:
         """The engine of a schedule, whose longest request has `longest_tokens`. `answers`: by prompt, for drafts."""
-        settings, drafts = schedule.settings, schedule.settings.max_draft_tokens
+        settings = schedule.settings
         with pytest.MonkeyPatch.context() as patch, small_pools(longest_tokens, settings.spare_blocks):
             patch.setattr(engine_module, "Sequence", CountedSequence)
             if settings.reads_in_place:
                 varlen_reference.use_reference(patch)
             patch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # so that what is read does not depend on the time
-            has_oracle = drafts is not None and not settings.drafts_itself
             engine = self.make(
                 settings.model,
-                execution=_execution(settings.execution, has_experts=MODELS[settings.model].has_experts),
-                drafter=OftenRight(answers, VOCABULARY, schedule.seed) if has_oracle else None,
+                execution=_execution(settings.execution, has_experts=(MODELS | DAMAGED)[settings.model].has_experts),
+                drafter=drafter_without_weights(settings, answers, schedule.seed),
                 ranks=2 if settings.execution == "on two ranks" else 1,
-                drafts_itself=settings.drafts_itself,
-                **({} if drafts is None else DRAFTS | {"max_draft_tokens": drafts}),
+                **draft_config(settings, write_model(settings.model, self.root)[0]),
                 block_size_tokens=settings.block_size_tokens,
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -129,8 +129,10 @@ class Engines:
                 enable_prefix_caching=settings.enable_prefix_caching,
                 enable_hybrid_kv_cache_manager=settings.enable_hybrid_kv_cache_manager,
             )
-            if settings.governor_flips and engine._drafting is not None:
+            make_unreliable(engine, settings, answers, schedule.seed)
+            if settings.governor_flips or settings.governor_decides:
                 engine.set_speculation_governor(GovernorMode.ENFORCE)
+            if settings.governor_flips and engine._drafting is not None:
                 engine._drafting.lengths.governor = RandomLengths(schedule.seed)
             engine.step_clock = FakeClock(schedule.seed)
             if settings.crowded_tokens is not None:

@@ -43,6 +43,7 @@ class Findings:
     differences: list[Difference] = field(default_factory=list)  # not judged yet
     near_ties: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    parameters: Counter[str] = field(default_factory=Counter)  # that compared requests asked for
 
     def add(self, kind: Kind, text: str) -> None:
         """Note a defect."""

@@ -20,6 +20,7 @@ from millstream_runtime.engine.sampling.sampler import SamplingRow, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.registry import load_model, load_model_config
+from tests.soak.schedules.engines import ProcessorsOf
 from tests.soak.schedules.findings import Difference
 from tests.support.tiny_families import logits_of
 
@@ -30,9 +31,9 @@ NOISE = 8 * torch.finfo(torch.float32).eps  # relative to a weight; sums of roun
 class Rounding:
     """Copies of one model in float64, each with other last bits."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: of weights that are not packed."""
-        self._folder = folder
+    def __init__(self, folder: Path, processors_of: ProcessorsOf | None = None) -> None:
+        """`folder`: of weights that are not packed. `processors_of`: see `Engines`."""
+        self._folder, self._processors_of = folder, processors_of
         self._config = load_model_config(folder)
         self._copies: list[Decoder] = []
 
@@ -54,6 +55,12 @@ class Rounding:
         if params.is_penalised:
             history = History(0, 0, token_ids, num_prompt, params.repetition_penalty != 1.0)
         row = SamplingRow(params, params.seed or 0, len(token_ids), suppressed, history)
+        if self._processors_of is not None:
+            generated, processors = token_ids[num_prompt:], self._processors_of(request)
+            for place in range(len(generated)):  # those that count their calls have had one per token
+                for one in processors:
+                    one(torch.zeros(logits.shape[1]), generated[:place])
+            row = row._replace(generated_ids=generated, processors=processors)
         return int(sample(logits.float(), [row], TokenCounts(1, torch.device("cpu")))[0])
 
     def _all_copies(self) -> list[Decoder]:

@@ -6,15 +6,24 @@ import gc
 import itertools
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import FinishReason, Request, RequestError, TokenLogprobs, TokenOutput
+from millstream_runtime.engine.request import (
+    FinishReason,
+    Request,
+    RequestError,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+    TokenOutput,
+)
 from millstream_runtime.engine.scheduling.block_manager import Table
 from tests.soak.schedules.cached_blocks import Known, wrong_blocks
 from tests.soak.schedules.catalogue import Alone, Catalogue
+from tests.soak.schedules.draft_kinds import DraftKind
 from tests.soak.schedules.engines import CountedSequence, Engines
 from tests.soak.schedules.findings import Difference, Findings, Kind
 from tests.soak.schedules.schedule import (
@@ -46,6 +55,7 @@ class Client:
     alone: Alone
     most_tokens: int
     tokens: list[int] = field(default_factory=list)
+    num_compared: int = 0
     is_comparable: bool = True
     is_spoilt: bool = False
 
@@ -233,6 +243,7 @@ class ScheduleRun:
             self.findings.add(Kind.ANSWER, f"{client.label}: what is known of the prompt came with token {position}")
         if not client.is_comparable:
             return
+        client.num_compared += 1
         expected = client.alone.token_ids[position : position + 1]
         self.findings.counts["compared tokens"] += 1
         if expected != [token_id]:
@@ -283,21 +294,43 @@ class ScheduleRun:
         if self._settings.execution != "on two ranks":
             for text in wrong_blocks(engine, self._known()):
                 findings.add(Kind.CONTENTS, text)
-            if self._settings.drafts_itself:
+            if self._drafts_itself:
                 for block in wrong_draft_blocks(engine)[0]:
                     findings.add(Kind.CONTENTS, f"block {block} of the draft model has other keys than the target's")
-        if stats.speculation is not None:
-            findings.counts["drafts that stood"] += stats.speculation.num_accepted_tokens
-            findings.counts["drafts that fell"] += (
-                stats.speculation.num_draft_tokens - stats.speculation.num_accepted_tokens
-            )
-            if self._settings.drafts_itself:
-                findings.counts["drafts of a model"] += stats.speculation.num_draft_tokens
+        self._count_drafts(stats.speculation)
+        self._count_compared_requests()
         findings.counts["preemptions"] += stats.num_preemptions_total
         findings.counts["prefix hit tokens"] += stats.prefix_cache_hit_tokens_total
         findings.counts["replayed steps"] += engine.graphs.replayed_steps if engine.graphs is not None else 0
         findings.counts["cut prompts"] += engine._pace.num_cut if isinstance(engine._pace, Crowded) else 0
         findings.counts["steps without memory"] += self.short.num_failed if self.short is not None else 0
+
+    @property
+    def _drafts_itself(self) -> bool:
+        return self._settings.max_draft_tokens is not None and self._settings.drafts is DraftKind.ITSELF
+
+    def _count_drafts(self, found: SpeculationStats | None) -> None:
+        if found is None:
+            return
+        counts = self.findings.counts
+        counts["drafts that stood"] += found.num_accepted_tokens
+        counts["drafts that fell"] += found.num_draft_tokens - found.num_accepted_tokens
+        counts.update(
+            {f"decodes without drafts: {reason}": number for reason, number in found.skipped.items() if number}
+        )
+        if self._drafts_itself:
+            counts["drafts of a model"] += found.num_draft_tokens
+
+    def _count_compared_requests(self) -> None:
+        """Those of which at least one token was compared, and what they asked for."""
+        for client in self._all:
+            if client.num_compared:
+                self.findings.counts["compared requests"] += 1
+                self.findings.parameters.update(parameters_of(client.request))
+                if self._engine.processors_for(client.request):
+                    self.findings.parameters["logits processor"] += 1
+                if client.arrival.leaves_after is not None:
+                    self.findings.parameters["stop after so many tokens"] += 1
 
     def _known(self) -> Iterable[Known]:
         """What may be cached; nobody else finds the blocks of a request that was spoilt."""
@@ -307,6 +340,19 @@ class ScheduleRun:
             num_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             num_comparable = 0 if client.is_spoilt else len(prompt) + num_same
             yield Known(client.request, [*prompt, *client.tokens], client.alone, num_comparable)
+
+
+def parameters_of(request: Request) -> list[str]:
+    """The names of all that a request sets to anything but its default, and whether it is greedy."""
+    sampling = request.sampling
+    asked = [
+        one.name
+        for one in fields(SamplingParams)
+        if one.name not in ("max_tokens", "temperature", "seed")
+        and getattr(sampling, one.name) != (frozenset() if one.name == "stop_token_ids" else one.default)
+    ]
+    asked += [name for name in ("priority", "cache_salt", "is_heartbeat") if getattr(request, name)]
+    return [*asked, "seeded, temperature above 0" if sampling.temperature else "greedy"]
 
 
 def _num_alive() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from tests.soak.schedules.draft_kinds import DraftKind
 from tests.soak.schedules.tiny_models import MODELS, TinyModel
 
 NUM_REQUESTS = 60  # of a model, from which schedules draw
@@ -34,9 +35,12 @@ class Settings:
         crowded_tokens: of prompts that a step computes beside others; None: as the pace says.
         is_paced: whether the time of steps bounds the prompts in them, as on a CPU.
         reads_in_place: whether attention takes the path of FlashAttention.
-        max_draft_tokens: that a decode checks, some right and some wrong; None: no drafts.
-        drafts_itself: whether the model is its own draft model; otherwise the drafts are of one who knows the answers.
+        max_draft_tokens: that a decode checks; None: no drafts.
+        drafts: what proposes them.
         governor_flips: whether any number of what may be proposed is checked, at random.
+        governor_decides: whether the runtime's governor chooses that number; otherwise all of it is checked.
+        corrects_drafts: whether drafts of random weights are replaced by right ones at times.
+        accepts_by_distribution: whether drafts of unseeded requests stand by rejection sampling.
     """
 
     model: str
@@ -52,8 +56,11 @@ class Settings:
     is_paced: bool = False
     reads_in_place: bool = False
     max_draft_tokens: int | None = None
-    drafts_itself: bool = False
+    drafts: DraftKind = DraftKind.OFTEN_RIGHT
     governor_flips: bool = False
+    governor_decides: bool = False
+    corrects_drafts: bool = False
+    accepts_by_distribution: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +134,16 @@ def draw(seed: int, number: int) -> Schedule:
     """Return schedule `number` of a run with `seed`."""
     rng = random.Random(f"{seed}/{number}")
     name = rng.choice([*MODELS])
-    settings = _draw_settings(rng, name, MODELS[name])
+    settings = draw_settings(rng, name, MODELS[name])
     if settings.max_draft_tokens is not None:
         drafts = random.Random(f"{seed}/{number}/drafts")  # of its own, so that older schedules are what they were
-        drafts_itself, flips = drafts.random() < DRAFT_MODEL_SHARE, drafts.random() < FLIPS_SHARE
-        settings = replace(settings, drafts_itself=drafts_itself, governor_flips=flips)
-    return Schedule(number, rng.getrandbits(32), settings, tuple(_Actions(rng, settings).draw()))
+        kind = DraftKind.ITSELF if drafts.random() < DRAFT_MODEL_SHARE else DraftKind.OFTEN_RIGHT
+        settings = replace(settings, drafts=kind, governor_flips=drafts.random() < FLIPS_SHARE)
+    return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
 
 
-def _draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
+def draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
+    """Return an engine of model `name`."""
     max_num_seqs = rng.choice((1, 2, 3, 4, 6, 8))
     execution = rng.choices([*EXECUTIONS], [*EXECUTIONS.values()])[0]
     settings = Settings(
@@ -157,6 +165,11 @@ def _draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
     if settings.execution in DRAFTING and rng.random() < DRAFTING_SHARE:
         settings = replace(settings, max_draft_tokens=rng.choice((1, 2, 3, 4, 8, 16)))
     return settings
+
+
+def draw_actions(rng: random.Random, settings: Settings) -> tuple[Action, ...]:
+    """Return what happens to an engine, up to a last drain."""
+    return tuple(_Actions(rng, settings).draw())
 
 
 class _Actions:

@@ -11,7 +11,8 @@ from typing import Any
 from tests.soak.schedules.findings import Findings
 from tests.soak.schedules.schedule import Settings
 
-COUNTERS = ("counts", "wrong", "near_ties", "met", "executions", "models")
+COUNTERS = ("counts", "wrong", "near_ties", "met", "executions", "models", "parameters", "drafts")
+OF_DRAFTS = ("compared requests", "compared tokens", "drafts that stood", "drafts that fell")  # by what drafts
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Tally:
         wrong: defects by kind.
         near_ties: by the token that is one, how often it was met.
         met: by circumstance, the schedules that met it.
+        parameters: that compared requests asked for.
+        drafts: by "kind | count", of the schedules that draft.
         resident_mib: memory of the process after each chunk.
     """
 
@@ -34,6 +37,8 @@ class Tally:
     met: Counter[str] = field(default_factory=Counter)
     executions: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
+    parameters: Counter[str] = field(default_factory=Counter)
+    drafts: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     resident_mib: list[float] = field(default_factory=list)
 
@@ -46,6 +51,10 @@ class Tally:
         self.met.update(name for name, count in findings.counts.items() if count)
         self.executions[settings.execution] += 1
         self.models[settings.model] += 1
+        self.parameters.update(findings.parameters)
+        if settings.max_draft_tokens is not None:
+            of_kind = {"schedules": 1} | {name: findings.counts[name] for name in OF_DRAFTS}
+            self.drafts.update({f"{settings.drafts} | {name}": count for name, count in of_kind.items()})
         if findings.wrong:
             text = [f"{one.kind}: {one.text}" for one in findings.wrong]
             self.failures.append({"number": number, "settings": asdict(settings), "wrong": text})
@@ -58,6 +67,14 @@ class Tally:
             getattr(self, name).update(getattr(other, name))
         self.failures += other.failures
         self.resident_mib += other.resident_mib
+
+    def by_draft(self) -> dict[str, dict[str, int]]:
+        """The counts of `drafts` by kind."""
+        found: dict[str, dict[str, int]] = {}
+        for key, count in self.drafts.items():
+            kind, _, name = key.partition(" | ")
+            found.setdefault(kind, {})[name] = count
+        return dict(sorted(found.items()))
 
 
 class TallyFile:

@@ -10,8 +10,9 @@ from tests.support.family_cases import CASES, MIXED_LAYERS, UNEVEN_HEADS, WINDOW
 from tests.support.quantized_checkpoints import Packer, awq, gptq, quantized
 from tests.support.tiny_families import VOCABULARY, write_family
 
-__all__ = ["MODELS", "VOCABULARY", "TinyModel", "write_model"]
+__all__ = ["DAMAGED", "DAMAGED_TOKEN", "MODELS", "VOCABULARY", "TinyModel", "write_model"]
 
+DAMAGED_TOKEN = VOCABULARY - 1
 _WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True}
@@ -59,10 +60,17 @@ MODELS: dict[str, TinyModel] = {
     "deepseek-v3": _case("deepseek-v3", has_experts=True),
 }
 
+# Their embedding of DAMAGED_TOKEN becomes NaN once they are loaded. See `draft_kinds.DraftKind.NAN_EMBEDDING`.
+DAMAGED: dict[str, TinyModel] = {
+    "llama, a damaged embedding": _case("llama", has_plain_attention=True),
+    "mistral, a damaged embedding": _case("mistral"),
+    "deepseek-v3, a damaged embedding": _case("deepseek-v3", has_experts=True),
+}
+
 
 def write_model(name: str, root: Path) -> tuple[Path, Path]:
     """Write a model below `root` unless it is there; return its folder, and one with the same weights unpacked."""
-    model, folder = MODELS[name], root / name.replace(", ", "-").replace(" ", "-")
+    model, folder = (MODELS | DAMAGED)[name], root / name.replace(", ", "-").replace(" ", "-")
     plain = folder.with_name(f"{folder.name}-plain") if model.packed else folder
     if not (plain / "config.json").exists():
         write_family(plain, **model.config)

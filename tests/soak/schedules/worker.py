@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.soak.schedules.catalogue import Catalogue
-from tests.soak.schedules.engines import Engines
+from tests.soak.schedules.engines import Engines, ProcessorsOf
 from tests.soak.schedules.findings import Findings, Kind
 from tests.soak.schedules.rounding import Rounding
 from tests.soak.schedules.run import run_schedule
@@ -16,10 +16,13 @@ from tests.soak.schedules.tiny_models import write_model
 class Worker:
     """Runs schedules of one seed. What it has loaded and computed alone it keeps for the next."""
 
-    def __init__(self, root: Path, seed: int) -> None:
-        """`root`: a folder for the models, which others may share once they are written."""
-        self.seed, self._root = seed, root
-        self._engines = Engines(root)
+    def __init__(
+        self, root: Path, seed: int, processors_of: ProcessorsOf | None = None, sampled_share: float = 0.0
+    ) -> None:
+        """`root`: a folder for the models, which others may share once they are written. `processors_of`: see
+        `Engines`. `sampled_share`: see `Catalogue`."""
+        self.seed, self._root, self._processors_of = seed, root, processors_of
+        self._engines, self._sampled_share = Engines(root, processors_of), sampled_share
         self._catalogues: dict[str, Catalogue] = {}
         self._roundings: dict[str, Rounding] = {}
 
@@ -31,7 +34,7 @@ class Worker:
         """Run a schedule, drawn or made by hand."""
         model = schedule.settings.model
         if model not in self._catalogues:
-            self._catalogues[model] = Catalogue(self._engines, model, self.seed)
+            self._catalogues[model] = Catalogue(self._engines, model, self.seed, self._sampled_share)
         catalogue = self._catalogues[model]
         findings = run_schedule(schedule, self._engines, catalogue)
         for one in findings.differences:
@@ -47,5 +50,5 @@ class Worker:
 
     def _rounding(self, model: str) -> Rounding:
         if model not in self._roundings:
-            self._roundings[model] = Rounding(write_model(model, self._root)[1])
+            self._roundings[model] = Rounding(write_model(model, self._root)[1], self._processors_of)
         return self._roundings[model]

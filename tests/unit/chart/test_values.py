@@ -88,7 +88,10 @@ OPERATOR_POD = {
     "priorityClassName": "high.priority",
     "podAnnotations": {"a.example/Note": "ü" * 5000},
     "imagePullSecrets": ["a.b-c"],
-    "resources": {"requests": {"cpu": 0.5, "memory": 134217728}, "limits": {"cpu": "1.5"}},
+    "resources": {
+        "requests": {"cpu": 0.5, "memory": 134217728, "hugepages-2Mi": "2Mi"},
+        "limits": {"cpu": "1.5", "ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi", "a.example/Device_1": 1},
+    },
 }
 AT_THE_BOUNDS += [
     {
@@ -107,6 +110,9 @@ REFUSED_BY_THE_API_SERVER: list[Document] = [
     {"operator": {"priorityClassName": "High One"}},
     {"operator": {"podAnnotations": {"a note": "x"}}},
     {"operator": {"imagePullSecrets": ["a..b"]}},
+    {"operator": {"resources": {"requests": {"mem": "1Gi"}}}},
+    {"operator": {"resources": {"limits": {"CPU": "1"}}}},
+    {"operator": {"resources": {"limits": {"hugepages": "1Gi"}}}},
     {"operator": {"imagePullSecrets": [""]}},
     {"podDefaults": {"tolerations": [{}]}},
     {"podDefaults": {"tolerations": [{"operator": "Equal", "value": "x"}]}},
@@ -176,6 +182,13 @@ def test_a_value_of_null_is_the_default(tmp_path: Path) -> None:
     assert not refused
     assert settings_problem(documents, tmp_path) == ""
     assert without_pod_defaults(documents) == without_pod_defaults(render_values({}, tmp_path)[0])
+
+
+@pytest.mark.parametrize("section", ["operator", "runtime", "crds"])
+def test_a_section_that_has_no_default_is_missed_by_name(section: str, tmp_path: Path) -> None:
+    """Without `crds` the upgrade would delete the CRD."""
+    _, refused = render_values({section: None}, tmp_path)
+    assert f"missing property '{section}'" in refused
 
 
 def without_pod_defaults(documents: list[Document]) -> list[Document]:

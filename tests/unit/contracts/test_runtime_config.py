@@ -17,6 +17,7 @@ from millstream_runtime.config import (
     LogLevel,
     RuntimeConfig,
     SpeculationMethod,
+    WeightFormat,
 )
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.runtime_args import from_args, to_args
@@ -47,6 +48,7 @@ configs = st.builds(
     served_model_name=st.from_regex(r"[a-z][a-z0-9./-]{0,40}", fullmatch=True),
     device=st.sampled_from(Device),
     dtype=st.sampled_from(DType),
+    quantization=st.none() | st.sampled_from(WeightFormat),
     tensor_parallel_size=st.sampled_from([1, 2, 8]),
     max_model_len=st.none() | st.integers(1, 1 << 20),
     max_num_batched_tokens=st.integers(4096, 65536),

@@ -11,9 +11,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,8 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.distributed import leader as leader_module
 from millstream_runtime.distributed.leader import Leader
-from millstream_runtime.distributed.messages import Command, Measure
+from millstream_runtime.distributed.messages import Command, LoadShard, Measure
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
@@ -137,6 +140,57 @@ def test_a_rank_that_is_stuck_while_it_measures_memory_runs_into_the_timeout(fol
     assert not is_alive(pid_of_rank_1(leader))
 
 
+def test_a_rank_that_is_stopped_while_it_loads_ends_the_boot(folder: Path) -> None:
+    leader = Leader(2, torch.device("cpu"), idle_load_seconds=2.0)
+    broadcast = leader.broadcast
+
+    def stop_before_it_loads(command: Command) -> None:
+        if isinstance(command, LoadShard):
+            os.kill(pid_of_rank_1(leader), signal.SIGSTOP)
+        broadcast(command)
+
+    leader.broadcast = stop_before_it_loads  # type: ignore[method-assign]
+    with pytest.raises(RuntimeFailure, match=r"^Rank 1 has computed nothing for 2 s while it loads: ") as caught:
+        Engine(config(folder), quietly, rank_group=leader)
+    assert caught.value.reason is FailureReason.NCCL_FAILED
+    assert not is_alive(pid_of_rank_1(leader))
+
+
+def test_a_rank_that_is_stopped_while_it_starts_ends_the_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def start_stopped(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(*arguments, **options)  # type: ignore[call-overload]
+        os.kill(process.pid, signal.SIGSTOP)
+        started.append(process.pid)
+        return process  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(leader_module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_stopped}))
+    with pytest.raises(RuntimeFailure, match=r"^Rank 1 has computed nothing for 2 s while it loads: "):
+        Leader(2, torch.device("cpu"), idle_load_seconds=2.0)
+    assert not is_alive(started[0])
+
+
+def test_a_rank_that_loads_for_longer_than_the_bound_and_computes_meanwhile_is_waited_for(folder: Path) -> None:
+    leader = Leader(2, torch.device("cpu"), idle_load_seconds=1.0)
+    pid, ended = pid_of_rank_1(leader), threading.Event()
+
+    def stop_and_continue() -> None:
+        while not ended.wait(0.3):  # slow: it computes in one third of the time
+            os.kill(pid, signal.SIGSTOP)
+            ended.wait(0.6)
+            os.kill(pid, signal.SIGCONT)
+
+    slow = threading.Thread(target=stop_and_continue)
+    slow.start()
+    try:
+        engine = Engine(config(folder), quietly, rank_group=leader)
+    finally:
+        ended.set()
+        slow.join()
+    engine.close()
+
+
 def test_what_only_rank_one_reads_is_refused_in_its_words(folder: Path, tmp_path: Path) -> None:
     """NaN in the second half of a weight: rank 0 never sees it."""
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -158,8 +212,9 @@ def test_a_size_that_cannot_be_is_refused_before_anything_is_started(
 
 LEADER = """
 import os, signal, torch
+from millstream_runtime.distributed import leader as leader_module
 from millstream_runtime.distributed.leader import Leader
-from millstream_runtime.distributed.messages import Command, Measure
+from millstream_runtime.distributed.messages import Command, LoadShard, Measure
 if __name__ == "__main__":
     leader = Leader(2, torch.device("cpu"))
     print(*(rank.process.pid for rank in leader._ranks), flush=True)

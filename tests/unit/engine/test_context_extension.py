@@ -79,6 +79,7 @@ def test_a_length_beyond_the_extension_is_refused_with_the_fields_that_set_it(
     assert "--max-model-len is 129" in message
     assert "max_position_embeddings (32)" in message
     assert "at most 128" in message
+    assert "spec.engine.maxModelLen" in message
     assert "yarn" in message
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from millstream_runtime.config import RuntimeConfig, WeightFormat
+from millstream_runtime.engine.execution.shard import resolve_shard_config
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import dense
@@ -48,6 +50,33 @@ def refusal(folder: Path, reason: FailureReason = FailureReason.CHECKPOINT_INVAL
         load(folder)
     assert refused.value.reason is reason
     return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "holds"),
+    [
+        ("plain", WeightFormat.AWQ, "weights of 16 or 32 bits"),
+        ("packed", WeightFormat.AWQ, "GPTQ weights"),
+        ("packed", WeightFormat.NONE, "GPTQ weights"),
+    ],
+)
+def test_a_checkpoint_of_another_format_than_was_asked_for(
+    name: str, asked: WeightFormat, holds: str, folder: Path
+) -> None:
+    """It would be served, and everything that reads the spec would take it for what it is not."""
+    model = str(folder.parent / name)
+    with pytest.raises(InvalidConfigError) as refused:
+        resolve_shard_config(RuntimeConfig(model=model, served_model_name="m", quantization=asked))
+    assert f"--quantization is {asked.value} (spec.quantization.method), but {model} holds {holds}" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(("name", "asked"), [("plain", "None"), ("packed", "GPTQ"), ("packed", None), ("plain", None)])
+def test_a_checkpoint_of_the_format_that_was_asked_for(name: str, asked: str | None, folder: Path) -> None:
+    wanted = WeightFormat(asked) if asked is not None else None
+    model = str(folder.parent / name)
+    resolve_shard_config(RuntimeConfig(model=model, served_model_name="m", quantization=wanted))
 
 
 @pytest.mark.parametrize(("group", "named"), [(3, "group 3"), (-1, "group -1")])

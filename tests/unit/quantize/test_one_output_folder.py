@@ -25,13 +25,14 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     waits, codes, real = threading.Event(), dict[str, int](), WorkFolder.finish
+    second = threading.Thread(target=lambda: run("second"))
 
     def run(name: str) -> None:
         codes[name] = quantize(wide, tmp_path / "out", f"--method={method}", "--no-quality", *flags)
 
     def finish(work: ResumableFolder) -> None:
         """The first run is about to rename when the second one begins to wait for it."""
-        threading.Thread(target=run, args=("second",)).start()
+        second.start()
         assert waits.wait(60)
         real(work)
 
@@ -45,9 +46,7 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
 
     monkeypatch.setattr(FolderLock, "_wait_until_free", wait)
     run("first")
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(60)
+    second.join(60)
     assert codes == {"first": 0, "second": code}
     found = capsys.readouterr()
     assert "is there already; --keep-made takes it" in found.out if flags else "is not an empty folder" in found.err

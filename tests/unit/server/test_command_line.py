@@ -173,6 +173,23 @@ def test_sigterm_finishes_the_stream_and_exits_with_zero(tiny_model: Path) -> No
         assert process.wait(60) == 0
 
 
+def test_sigterm_during_the_imports_ends_the_server(tiny_model: Path) -> None:
+    """The default action is no action for a container's first process: the pod loaded on, up to its SIGKILL."""
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'uvicorn':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv[0] = 'millstream'\n"
+        "runpy.run_module('millstream', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", program, "serve", str(tiny_model), "--port=0", *SMALL]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
+
+
 def test_a_second_signal_quits_at_once(tiny_model: Path) -> None:
     with serve_process(str(tiny_model)) as (process, url):
         process.send_signal(signal.SIGTERM)

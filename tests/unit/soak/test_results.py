@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.soak.load import percentile
-from tests.soak.results import MET, missed
+from tests.soak.results import KINDS_OF_DRAFTS, MET, SPECULATED, missed
 
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {
@@ -18,6 +18,17 @@ GOOD: dict[str, dict[str, Any]] = {
         "equal": 100,
         "wrong": {},
         "schedules_that_met": dict.fromkeys(MET, 5),
+        "failures": [],
+        "crashes": [],
+    },
+    "speculation": {
+        "runs": 100,
+        "equal": 100,
+        "wrong": {},
+        "schedules_that_met": dict.fromkeys(SPECULATED, 5),
+        "counts": {"compared requests": 2001},
+        "requests asked": 2000,
+        "by_draft": {f"kind {one}": {"compared requests": 9} for one in range(KINDS_OF_DRAFTS)},
         "failures": [],
         "crashes": [],
     },
@@ -52,6 +63,13 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("schedules", {"equal": 99, "wrong": {"leak": 1}, "failures": [{"number": 7, "wrong": ["leak: blocks"]}]}),
     ("schedules", {"crashes": ["a process ended"]}),
     ("schedules", {"schedules_that_met": {**GOOD["schedules"]["schedules_that_met"], "preemptions": 1}}),
+    (
+        "speculation",
+        {"equal": 99, "wrong": {"differing token": 1}, "failures": [{"number": 7, "wrong": ["token 3 is 4"]}]},
+    ),
+    ("speculation", {"counts": {"compared requests": 1999}}),
+    ("speculation", {"by_draft": {"n-grams": {"compared requests": 9}}}),
+    ("speculation", {"schedules_that_met": {**GOOD["speculation"]["schedules_that_met"], "preemptions": 1}}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),
     ("leaders", {"slowest_takeover_seconds": 20.5}),

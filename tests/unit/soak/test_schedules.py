@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.soak.schedules.findings import Difference, Findings, Kind
-from tests.soak.schedules.proof import CHUNK, at_most, prove
+from tests.soak.schedules.plan import SCHEDULES
+from tests.soak.schedules.proof import at_most, prove
 from tests.soak.schedules.schedule import EXECUTIONS, Drain, draw
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import MODELS
+
+CHUNK = SCHEDULES.chunk
 
 
 def test_a_number_is_always_the_same_schedule() -> None:

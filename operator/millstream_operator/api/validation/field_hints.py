@@ -14,7 +14,12 @@ from pydantic_core import ErrorDetails
 
 from millstream_operator.api.access import CIDR_PATTERN
 from millstream_operator.api.affinity import NAMESPACE_PATTERN
-from millstream_operator.api.base import DNS_SUBDOMAIN_PATTERN, LABEL_VALUE_PATTERN, QUALIFIED_NAME_PATTERN
+from millstream_operator.api.base import (
+    DNS_SUBDOMAIN_PATTERN,
+    LABEL_VALUE_PATTERN,
+    QUALIFIED_NAME_PARTS_PATTERN,
+    QUALIFIED_NAME_PATTERN,
+)
 from millstream_operator.api.llmdeployment import LLMDeployment
 
 Location = tuple[int | str, ...]
@@ -48,9 +53,11 @@ PATTERN_HINTS = {  # of fields that have no name of their own, such as the value
     CIDR_PATTERN: "a block of addresses such as 192.0.2.0/24 or 2001:db8::/32",
     LABEL_VALUE_PATTERN: "a label's value: letters, digits and - _ . with a letter or digit at both ends",
     QUALIFIED_NAME_PATTERN: KEY_HINT,
+    QUALIFIED_NAME_PARTS_PATTERN: KEY_HINT,
     NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and - with a letter or digit at both ends",
     DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, - and . with a letter or digit at both ends",
 }
+TYPES = {"a valid integer": "a whole number", "a valid array": "a list"}  # Pydantic's words, and ours
 QUANTITIES = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -66,7 +73,9 @@ def wanted(details: ErrorDetails, field: str, context: dict[str, Any]) -> str:
     if details["type"] == "string_type" and isinstance(details["input"], bool | int | float):
         return f"{HINTS[field]}, as a string" if field in HINTS else "a string: put it in quotes"
     words = details["msg"].removeprefix("Input should be ")
-    return words.replace("a valid integer", "a whole number").replace("a valid ", "a ")
+    for theirs, ours in TYPES.items():
+        words = words.replace(theirs, ours)
+    return words.replace("a valid ", "a ")
 
 
 def unknown_field_hint(location: Location) -> str:

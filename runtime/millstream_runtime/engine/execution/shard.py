@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
+from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig, WeightFormat
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
@@ -61,10 +61,23 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     """
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
+    _require_asked_format(model_config, config)
     require_format(model_config, device)
     _require_kv_format(config.kv_cache_dtype, device)
     policy = device_policy_for(device, ranks.size)
     return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
+
+
+def _require_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> None:
+    stored = model_config.quantization.method if model_config.quantization is not None else WeightFormat.NONE.value
+    if config.quantization in (None, stored):
+        return
+    weights = "weights of 16 or 32 bits" if stored == WeightFormat.NONE else f"{stored} weights"
+    raise InvalidConfigError(
+        f"--quantization is {config.quantization.value} (spec.quantization.method), but {config.model} holds "
+        f"{weights}: leave it out to serve them, name another checkpoint, or make one (spec.quantization.calibration, "
+        "`millstream quantize`)."
+    )
 
 
 def require_format(model_config: ModelConfig, device: torch.device) -> None:
@@ -397,7 +410,10 @@ def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> Mod
         trained = f"the model's max_position_embeddings ({model_config.max_position_embeddings})"
         if model_config.extended_context_tokens is not None:
             trained += f" with its {model_config.rope.type} factor of {model_config.rope.factor:g}"
-        raise InvalidConfigError(f"--max-model-len is {asked}; {trained} allows at most {limit}.")
+        raise InvalidConfigError(
+            f"--max-model-len is {asked}; {trained} allows at most {limit}: "
+            "ask for no more (spec.engine.maxModelLen), or leave it out."
+        )
     return replace(model_config, max_model_len=asked)
 
 

@@ -50,6 +50,10 @@ class CatchingUp:
             counts.append(count)
         return counts
 
+    def seconds(self, num_unread: int) -> float:
+        """What reading them takes; 0 where they are always read, or no time is known yet."""
+        return num_unread * (self._token_seconds or 0.0) if num_unread > ALWAYS_TOKENS else 0.0
+
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a pass that took so long."""
         if num_tokens < LEAST_TIMED_TOKENS:

@@ -15,7 +15,8 @@ class Drafter(Protocol):
 
     One that raises is not asked again, unless there was no memory. All calls come from the engine's thread. One whose
     proposals cost next to nothing has an attribute `is_free` that is true: it is asked before it is known how many of
-    them are checked. One that reads prompts has an attribute `has_read_prompts`: whether it did when it was asked last.
+    them are checked. One that reads prompts has an attribute `has_read_prompts`: whether it did when it was asked last,
+    and a method `reading_seconds(sequence)`: what reading takes before it has drafts.
     """
 
     def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Seq[int] | Skip]:

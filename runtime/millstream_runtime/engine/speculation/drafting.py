@@ -20,6 +20,7 @@ from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS, Chu
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import LengthChoice, decodes_alone
+from millstream_runtime.engine.speculation.reading_worth import ReadingWorth
 from millstream_runtime.engine.speculation.skip import FOR_GOOD, Skip
 from millstream_runtime.logs import log
 
@@ -53,6 +54,8 @@ class Drafting:
         self._blocked: Skip | None = None
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
+        self._reading_worth = ReadingWorth()
+        self._had_drafts: set[Sequence] = set()  # in the last step: what is left to read of them is little
         self._steps_to_wait = 0
         self._is_warming_up = False
         self._untimed_steps = 0
@@ -102,6 +105,7 @@ class Drafting:
             )
         if not self.lengths.is_free:
             chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
+            chosen = self._worth_reading(chosen)
             self._skipped[skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
@@ -112,6 +116,20 @@ class Drafting:
                 self._skipped[skip] += 1
                 self.lengths.leave_unchecked(one, drafts)
         return {one: proposed[one][:length] for one, length in chosen.items()}
+
+    def _worth_reading(self, chosen: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+        """Those whose drafts may save what the drafter takes to read what came before them. Trials read all."""
+        plain, reading_seconds = self.lengths.plain_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
+        if plain is None or reading_seconds is None:
+            return chosen
+        return {
+            one: length
+            for one, length in chosen.items()
+            if one in self._had_drafts
+            or self._reading_worth.may_pay(
+                reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
+            )
+        }
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
         """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""
@@ -202,6 +220,8 @@ class Drafting:
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
         self._refused.pop(sequence, None)
+        if not sequence.request.is_heartbeat:
+            self._reading_worth.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)
         self._call(lambda: self._drafter.forget(sequence))
 
@@ -255,6 +275,7 @@ class Drafting:
         self._call(ask)
         self._has_read = getattr(self._drafter, "has_read_prompts", False)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
+        self._had_drafts = {*proposed}
         for one in wanted:
             if one not in proposed:
                 self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1

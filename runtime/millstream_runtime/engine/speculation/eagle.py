@@ -146,6 +146,10 @@ class EagleDrafter:
             answer[one.sequence] = self._refused.get(one.sequence) or one.drafts or Skip.CATCHING_UP
         return answer
 
+    def reading_seconds(self, sequence: Sequence) -> float:
+        """See `Drafter`."""
+        return self._catching_up.seconds(self._reading(sequence, 1).num_unread)
+
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter.forget`. Its keys stay for those that begin with the same tokens."""
         self._keys.forget(sequence)

@@ -62,9 +62,12 @@ class DraftLengths(Protocol):
 
     Attributes:
         explores: whether steps may be chosen in order to learn.
+        plain_seconds_per_token: what a token of the last choice's batch takes without drafts; None where it is a trial,
+            or chose no drafts.
     """
 
     explores: bool
+    plain_seconds_per_token: float | None
 
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
         """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
@@ -126,6 +129,7 @@ class Governor:
     def __init__(self, max_draft_tokens: int, *, compares_unchecked: bool = True) -> None:
         """`compares_unchecked`: drafts that are not checked are observed too, as they cost nothing."""
         self.explores = True
+        self.plain_seconds_per_token: float | None = None
         self._max_draft_tokens = max_draft_tokens
         self._acceptance = Acceptance(max_draft_tokens)
         self._buckets: dict[int, _Bucket] = {}
@@ -145,6 +149,7 @@ class Governor:
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         self._end_trial()
+        self.plain_seconds_per_token = None
         bucket = self._bucket(num_decodes)
         if is_crowded or not proposed or not bucket.costs.is_timed(0):
             return {}
@@ -156,6 +161,7 @@ class Governor:
             return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
         if not usual.num_drafts:
             return self._try_request(bucket, marginals, num_decodes, usual)
+        self.plain_seconds_per_token = bucket.costs.seconds(0) / num_decodes
         least = likeliest[usual.num_drafts - 1]
         lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
         return {one: length for one, length in lengths.items() if length}

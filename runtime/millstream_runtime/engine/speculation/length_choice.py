@@ -33,6 +33,11 @@ class LengthChoice:
         self._compared: dict[Sequence, tuple[int, list[int]]] = {}
         self._chosen_length = 0.0
 
+    @property
+    def plain_seconds_per_token(self) -> float | None:
+        """See `DraftLengths`; None where the governor decides nothing."""
+        return self.governor.plain_seconds_per_token if self.mode is GovernorMode.ENFORCE else None
+
     def choose(self, most: Mapping[Sequence, int], num_decodes: int, *, is_crowded: bool) -> Mapping[Sequence, int]:
         """Return how many drafts each request checks, at most `most` of it; see `DraftLengths.choose`."""
         if self.mode is GovernorMode.DISABLED:

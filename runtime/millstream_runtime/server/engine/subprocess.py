@@ -2,6 +2,9 @@
 
 `python -m millstream_runtime.engine_process FD` is started with the socket as its only inherited file. Its end shows
 twice: as the end of the stream, after which no event can come, and through `wait()`, which returns the exit code.
+
+It leads a process group, in which the other ranks are: what is left of them is killed with it. They end by themselves
+when it is gone, unless they are stopped or still load their libraries.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -59,7 +63,7 @@ class EngineProcessLauncher:
     def discard(self) -> None:
         """Kill a process that was prepared and never used."""
         if self._prepared is not None:
-            self._prepared.process.kill()
+            _kill_group(self._prepared.process.pid)
             self._prepared.process.wait()
             self._prepared.link.close()
             self._prepared = None
@@ -83,7 +87,8 @@ class _Spawned:
                 [sys.executable, "-m", module, str(child_end.fileno())],
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C on a terminal is for the HTTP process alone, which drains
+                # Its group is its own, and Ctrl-C on a terminal is for the HTTP process alone, which drains.
+                start_new_session=True,
             )
         self.link.sendall(frame(encode(Load(config))))  # fits the socket buffer, so it does not wait for a reader
         self.link.setblocking(False)
@@ -188,6 +193,9 @@ class EngineSubprocess(asyncio.Protocol):
             self._end()
 
     def _wait(self) -> None:
+        # Not reaped yet: until then its number, which is the group's, belongs to no other process.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        _kill_group(self._process.pid)
         code = self._process.wait()
         try:
             self._loop.call_soon_threadsafe(self._on_exit, code)
@@ -221,7 +229,12 @@ class EngineSubprocess(asyncio.Protocol):
     def kill(self) -> None:
         """See `EngineConnection.kill`."""
         if self._exit_code is None:
-            self._process.kill()
+            _kill_group(self._process.pid)
+
+
+def _kill_group(leader_pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader_pid, signal.SIGKILL)
 
 
 def _num_outputs(event: Event) -> int:

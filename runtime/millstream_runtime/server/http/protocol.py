@@ -7,6 +7,8 @@ Neither llhttp nor uvicorn limits headers: an endless header, thousands of heade
 would fill the memory of the process before any route saw the request.
 
     received bytes - bytes of the body = request line, headers, chunk sizes, trailers ≤ MAX_HEAD_BYTES + the chunks' own
+
+That is checked before each read is parsed, and a head again once it is complete, which may be in its last read.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -35,6 +38,8 @@ from millstream_runtime.server.http.unchunked import without_chunks
 MAX_HEAD_BYTES = 64 << 10  # h11's, so what was accepted before still is
 # A read is parsed in one turn of the event loop: in chunks of one byte, asyncio's 256 KiB took 0.2 s.
 MAX_READ_BYTES = 16 << 10
+TOO_LONG = f"The request has more than {MAX_HEAD_BYTES} bytes of headers."
+LINE_OVERHEAD = 4  # of a header: a colon, a space, the end of the line
 CHUNK_OVERHEAD = 8  # a chunk of one byte has five more of framing; no well-behaved client sends many of those
 
 
@@ -45,6 +50,10 @@ class _Awaits(Enum):
     HEAD = auto()
     BODY = auto()
     NOTHING = auto()  # its request is complete; uvicorn limits the time until the next
+
+
+class _HeadRefused(Exception):
+    """A head that is HTTP and is not served; ends the parser, which answers with `send_400_response`."""
 
 
 class CappedHttpProtocol(HttpToolsProtocol):
@@ -58,6 +67,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self._limits = table.limits
         self._head_bytes = 0
         self._body_bytes = 0
+        self._head_problem = ""  # why a complete head is not served
         self._awaits = _Awaits.FIRST_BYTE
         self._body_since_seconds = 0.0
         self._read_deadline = Deadline(self.loop, self._on_read_deadline)
@@ -83,7 +93,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
             self._drop(len(data))
             return
         if self._head_bytes > MAX_HEAD_BYTES + CHUNK_OVERHEAD * self._body_bytes:
-            self.send_400_response(f"The request has more than {MAX_HEAD_BYTES} bytes of headers.")
+            self.send_400_response(TOO_LONG)
             return
         self._head_bytes += len(data)
         if self._awaits is _Awaits.FIRST_BYTE:
@@ -109,6 +119,9 @@ class CappedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._asks_for_upgrade():
             return
+        self._head_problem = head_problem(self.url, self.headers)
+        if self._head_problem:
+            raise _HeadRefused
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # such a client knows no interim responses (RFC 9110, 10.1.1)
         super().on_headers_complete()
@@ -222,6 +235,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it after a reset: this object would live on for 75 s
         self._read_deadline.close()
         self._write_deadline.close()
         if self._half_closed is not None:
@@ -257,7 +271,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
         return response
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, msg, code="invalid_http"))
+        self._refuse(ApiError(400, self._head_problem or msg, code="invalid_http"))
 
     def close_for_another(self) -> None:
         self.transport.abort()
@@ -329,3 +343,13 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self._closes_after_body = True  # what may still come is not waited for
         self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)
         self.transport.close()
+
+
+def head_problem(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Why a complete head is not served, as a sentence for the client; empty where it is. Names are in lower case."""
+    if len(url) + sum(len(name) + len(value) + LINE_OVERHEAD for name, value in headers) > MAX_HEAD_BYTES:
+        return TOO_LONG
+    codings = b",".join(value for name, value in headers if name == b"transfer-encoding").lower().split(b",")
+    if any(coding.strip() not in (b"chunked", b"") for coding in codings):
+        return "The body has a transfer coding other than 'chunked'; send it without."
+    return ""

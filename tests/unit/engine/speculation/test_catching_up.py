@@ -29,3 +29,11 @@ def test_a_chunk_takes_as_long_as_it_may() -> None:
         middle.observe(64, 64 * CHUNK_SECONDS / 200)
         middle.observe(8, 1.0)  # too short to tell
     assert [one.chunk_tokens for one in (fast, slow, middle)] == [MOST_TOKENS, LEAST_TOKENS, 200]
+
+
+def test_what_reading_takes_is_known_from_earlier_chunks() -> None:
+    reads = CatchingUp(2048)
+    assert reads.seconds(1000) == 0.0
+    reads.observe(100, 0.2)
+    assert reads.seconds(1000) == 2.0
+    assert reads.seconds(4) == 0.0, "read in any case"

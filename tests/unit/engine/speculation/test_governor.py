@@ -94,6 +94,22 @@ def test_prompts_that_a_trial_makes_a_draft_model_read_are_a_loss() -> None:
     assert found.exploration_seconds <= 0.011 * found.decode_seconds
 
 
+def test_what_a_token_takes_without_drafts_is_known_where_drafts_are_no_trial() -> None:
+    governor = Governor(MOST)
+    assert governor.plain_seconds_per_token is None
+    run_one(governor, {"a": 1.0, "b": 1.0}, lambda drafts: 0.01 + 0.001 * drafts, 300)
+    found: list[float | None] = []
+    for _ in range(100):
+        chosen = governor.choose({"a": MOST, "b": MOST}, 2, is_crowded=False)
+        found.append(governor.plain_seconds_per_token)
+        governor.observe_step(2, sum(chosen.values()), 2 + sum(chosen.values()), 0.01 + 0.001 * sum(chosen.values()))
+    known = [one for one in found if one is not None]
+    assert known == pytest.approx([0.01 / 2] * len(known), rel=0.02)
+    assert 90 <= len(known) < 100, "the others are trials"
+    assert not governor.choose({"a": MOST}, 1, is_crowded=True)
+    assert governor.plain_seconds_per_token is None
+
+
 def test_it_drafts_where_that_pays_and_not_where_it_does_not() -> None:
     pays = run_one(Governor(MOST), {"a": 1.0}, lambda drafts: 0.01 + 0.001 * drafts, 300)
     assert pays[100:].count(MOST) >= 190  # the others are trials

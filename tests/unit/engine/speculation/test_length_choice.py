@@ -185,6 +185,31 @@ def test_the_time_in_which_prompts_are_read_is_no_cost_of_drafts(
     assert engine._drafting.lengths.governor.stats().decode_seconds > 19 * 60  # type: ignore[union-attr]
 
 
+def test_a_prompt_that_takes_longer_to_read_than_the_answer_takes_is_left_alone(
+    answer: list[int], write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    class Reading(EachAlone):
+        """A draft model that takes so many seconds to read a prompt."""
+
+        seconds = 0.0
+
+        def reading_seconds(self, sequence: Sequence) -> float:
+            return self.seconds
+
+    drafter = Reading(lambda sequence, most: answer[sequence.num_generated_tokens :][:most])
+    engine = make_engine(write_model(), drafter=drafter, speculation_governor=GovernorMode.ENFORCE)
+    StepClock(engine, 0.05)
+    engine.warm_up()
+    left_alone = []
+    for seconds in (0.0, 40.0, 80.0, 0.0):
+        drafter.seconds, before = seconds, counts(engine).skipped["no_gain"]
+        assert generate(engine, [REQUEST])["0"] == answer
+        left_alone.append(counts(engine).skipped["no_gain"] - before)
+    # 60 tokens take 60 seconds without drafts.
+    assert max(left_alone[0], left_alone[1], left_alone[3]) <= 4, "trials"
+    assert left_alone[2] > 20, "until a trial has read it"
+
+
 @pytest.mark.parametrize("drafter", [free(always(3)), always(3)], ids=["n-grams", "a draft model"])
 def test_nothing_drafts_while_requests_will_soon_be_refused(
     drafter: Drafter, write_model: WriteModel, make_engine: MakeEngine

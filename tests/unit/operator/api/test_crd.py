@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api import crd
 from millstream_operator.api.base import QUALIFIED_NAME_PATTERN, is_qualified_name
+from millstream_operator.api.pod_template import Quantity
 from millstream_operator.api.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -117,6 +119,19 @@ def test_the_api_server_refuses_the_same_label_keys_as_the_operator() -> None:
         for node in keys:
             patterns = [node["pattern"], *(part["pattern"] for part in node["allOf"])]
             assert all(re.fullmatch(pattern, key) for pattern in patterns) is is_valid
+
+
+def test_the_api_server_refuses_the_same_numbers_as_quantities_as_the_operator() -> None:
+    """Its pattern is about strings alone: -1 and 2^63 - 1 were stored, and the object was InvalidSpec."""
+    quantities = [node for node in NODES.values() if node.get("x-kubernetes-int-or-string")]
+    assert quantities
+    for number in (-1, 0, 10**15 - 1, 10**15):
+        try:
+            TypeAdapter(Quantity).validate_python(number)
+            is_taken = True
+        except ValidationError:
+            is_taken = False
+        assert all((node["minimum"] <= number <= node["maximum"]) is is_taken for node in quantities), number
 
 
 def test_every_string_list_and_map_is_bounded() -> None:

@@ -13,8 +13,9 @@ def patterns(schema: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """The pattern and the last name of every field below a schema."""
     if not isinstance(schema, dict):
         return
-    if "pattern" in schema:
-        yield name, schema["pattern"]
+    for part in (schema, *schema.get("allOf", ())):
+        if "pattern" in part:
+            yield name, part["pattern"]
     for child, below in schema.get("properties", {}).items():
         yield from patterns(below, child)
     for nameless in ("items", "additionalProperties"):

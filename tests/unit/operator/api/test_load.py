@@ -32,6 +32,7 @@ def template(text: str) -> str:
     return spec("podTemplate:\n  spec:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 # name: (manifest, what the sentence must hold)
 BAD: dict[str, tuple[str, list[str]]] = {
     # The text
@@ -57,7 +58,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "an int beyond all bounds": (spec(f"replicas: {'9' * 5000}"), ["m.yaml:9", "9999"]),
     "not a number": (spec("replicas: .nan"), ["spec.replicas", "NaN"]),
     "half a surrogate pair": (spec('runtime: {image: "a\\ud800"}'), ["m.yaml:9", "surrogate"]),
-    "deep": ("a: " + "[" * 600, ["nested too deep"]),
+    "deep": ("a:\n  " + "[" * 600, ["m.yaml:2", "nested deeper than 64"]),
     "rather deep": (spec("engine: " + "{a: " * 230 + "1" + "}" * 230), ["m.yaml:9", "nested deeper than 64"]),
     # Which document
     "another kind": ("kind: Deployment\napiVersion: apps/v1\n", ["expected kind LLMDeployment", "Deployment"]),
@@ -172,6 +173,22 @@ BAD: dict[str, tuple[str, list[str]]] = {
     ),
     "no latency": (spec("objectives: {ttft: {p95: soon}}"), ["spec.objectives.ttft.p95", '"soon"', "200ms"]),
     "too long a time": (spec("warmup: {timeout: 25h}"), ['spec.warmup.timeout is "25h"; it must be a duration', "24h"]),
+    "a variable twice": (
+        template("containers: [{name: runtime, env: [{name: A, value: x}, {name: B}, {name: A, value: y}]}]"),
+        ["m.yaml:11", "spec.podTemplate.spec.containers[0].env", "the name A is given twice"],
+    ),
+    "a pull secret twice": (
+        template("imagePullSecrets: [{name: a}, {name: a}]"),
+        ["m.yaml:11", "spec.podTemplate.spec.imagePullSecrets", "the name a is given twice"],
+    ),
+    "a number for a list": (
+        template("tolerations: 1"),
+        ["m.yaml:11", "spec.podTemplate.spec.tolerations is 1", "a list"],
+    ),
+    "a key with a long name": (
+        template(f"affinity:\n  podAffinity:\n    {REQUIRED}: [{{topologyKey: {'x' * 64}}}]"),
+        ["m.yaml:13", "topologyKey is", "a name of at most 63 characters"],
+    ),
     "no source": (GOOD.replace("      local: {path: demo-chat}", "      {}"), ["spec.model.source", "exactly one"]),
 }
 
@@ -237,6 +254,19 @@ def test_a_file_may_hold_other_documents(tmp_path: Path) -> None:
 def test_json_is_yaml_too() -> None:
     text = '{"apiVersion": "millstream.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "demo"},'
     assert loads_manifest(text + '"spec": {"model": {"source": {"local": {"path": "m"}}}}}').spec.replicas == 1
+
+
+def test_json_escapes_what_lies_beyond_16_bits_as_a_pair() -> None:
+    text = '{"apiVersion": "millstream.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "demo"}, "spec": '
+    text += (
+        '{"model": {"source": {"local": {"path": "m"}}}, "podTemplate": {"metadata": {"annotations": {"a": "PAIR"}}}}}'
+    )
+    template = loads_manifest(text.replace("PAIR", "\\ud83d\\ude00")).spec.pod_template
+    assert template is not None
+    assert template.metadata is not None
+    assert template.metadata.annotations == {"a": "\N{GRINNING FACE}"}
+    with pytest.raises(ManifestError, match="half of a surrogate pair"):
+        loads_manifest(text.replace("PAIR", "\\ud83d"))
 
 
 def test_an_alias_may_be_used_as_in_kubectl() -> None:

@@ -21,7 +21,7 @@ from millstream_operator.kube.kinds import (
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, respec, served, world
-from tests.support.llmdeployments import full_manifest, manifest
+from tests.support.llmdeployments import NAMESPACE, full_manifest, manifest
 
 Manifest = dict[str, Any]
 CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT, CONTROLLER_REVISION)
@@ -226,6 +226,48 @@ async def test_a_namesakes_children_are_waited_for_and_not_taken_over() -> None:
     await operator.settle()
     assert operator.cluster.the(SERVICE_ACCOUNT)["metadata"]["ownerReferences"][0]["uid"] == "another-uid"
     assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_a_namesakes_child_that_waits_for_a_finalizer_is_named_and_followed_when_it_is_gone() -> None:
+    """Its controller may be gone, and nothing but the status tells."""
+    operator = await served()
+    operator.cluster.remove(LLM_DEPLOYMENT, "demo")
+    again = manifest()
+    again["metadata"]["uid"] = "another-uid"
+    operator.cluster.put(again)
+    operator.cluster.collect_garbage()
+    old = {"deletionTimestamp": "2025-01-01T00:00:00Z", "finalizers": ["example.com/a", "example.com/b"]}
+    operator.cluster.put(service := _old_service(old))
+    await operator.turn()
+    await operator.turn()
+    ready = operator.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Starting")
+    assert "Service demo" in ready["message"]
+    assert "example.com/a, example.com/b" in ready["message"]
+    assert operator.condition("Reconciling")["reason"] == "Starting"
+    assert not operator.cluster.all(DEPLOYMENT), "no pod before its Service"
+    operator.client.requests.clear()
+    await operator.turn()
+    assert operator.writes == []
+    operator.cluster.remove(SERVICE, service["metadata"]["name"])
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+def _old_service(metadata: Manifest) -> Manifest:
+    owner = {"apiVersion": "millstream.dev/v1alpha1", "kind": "LLMDeployment", "name": "demo", "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": "demo",
+            "namespace": NAMESPACE,
+            "labels": {"millstream.dev/deployment": "demo"},
+            "ownerReferences": [owner | {"uid": "the-old-uid"}],
+            **metadata,
+        },
+        "spec": {"ports": [{"name": "http", "port": 80}]},
+    }
 
 
 # An invalid spec

@@ -63,11 +63,20 @@ async def test_a_failing_revision_stops_at_one_pod_and_the_old_ones_serve_on(bad
     assert one.status["rollout"]["phase"] == "Stopped"
     message = one.status["decisions"][0]["message"]
     assert ("/models/x does not exist" in message) == (bad == "bad"), "the runtime's own last error"
+    assert "the older ones serve on" in message
     assert one.operator.condition("Available")["status"] == "True"
     assert one.operator.condition("Ready")["reason"] == ("CheckpointInvalid" if bad == "bad" else "RuntimeCrashed")
     for _ in range(5):
         await one.operator.turn()
     assert one.decisions == ["RolloutStopped"], "announced once"
+
+
+async def test_a_failing_revision_that_begins_at_zero_replicas_does_not_say_that_older_pods_serve() -> None:
+    one = await served("Availability")
+    await one.apply(replicas=0)
+    await one.apply(replicas=1, **image("bad"))
+    assert one.decisions == ["RolloutStopped"]
+    assert "there are no older ones that serve" in one.status["decisions"][0]["message"]
 
 
 async def test_what_was_announced_is_marked_on_the_record_and_needs_no_journal() -> None:

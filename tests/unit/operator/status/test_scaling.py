@@ -173,6 +173,23 @@ async def test_one_of_two_replicas_is_replaced_without_an_incident() -> None:
     assert one.cluster.events[events:] == []
 
 
+async def test_a_deleted_deployment_comes_back_and_the_status_does_not_contradict_itself() -> None:
+    """Its new object counts no replica yet, but the pods of the deleted one are ready until they end."""
+    one = await served("Availability", replicas=2)
+    one.cluster.remove(DEPLOYMENT, "demo")
+    await one.operator.turn()
+    assert one.cluster.the(DEPLOYMENT, "demo").get("status", {}) == {}
+    ready, available = one.operator.condition("Ready"), one.operator.condition("Available")
+    assert (ready["status"], available["status"]) == ("True", "True")
+    for pod in one.controller.pods():
+        one.cluster.remove(POD, pod["metadata"]["name"])
+    await one.operator.turn()
+    ready, available = one.operator.condition("Ready"), one.operator.condition("Available")
+    assert (ready["status"], available["status"]) == ("False", "False")
+    await one.settle()
+    assert kinds(one) == set()
+
+
 async def test_the_last_replica_that_goes_takes_ready_away_and_that_is_news() -> None:
     one = await served("Availability")
     (pod,) = one.controller.pods()

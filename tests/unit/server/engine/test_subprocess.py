@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.engine_process.messages import Event, PromptLogprobs, StepDone, decode_event
+from millstream_runtime.engine_process.messages import Event, PhaseEntered, PromptLogprobs, StepDone, decode_event
 from millstream_runtime.engine_process.prompt_parts import PART_TOKENS
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.engine import subprocess
@@ -49,3 +50,27 @@ async def test_many_steps_at_once_are_delivered_a_few_at_a_time_and_all_before_t
     assert prefill is not None
     assert prefill.prompt_logprobs is not None
     assert [one.token_id for one in prefill.prompt_logprobs[1:] if one is not None] == [*range(1, PROMPT_TOKENS)]
+
+
+async def test_a_stopped_process_of_an_engine_does_not_outlive_it() -> None:
+    """A rank that is stopped cannot see that the engine is gone, and held its memory, or a GPU's, for ever."""
+    config = RuntimeConfig(model="/none", served_model_name="tiny", device=Device.CPU)
+    children: list[int] = []
+    ended: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
+
+    def on_event(event: Event) -> None:
+        assert isinstance(event, PhaseEntered)
+        children.append(int(event.message))
+
+    EngineProcessLauncher(config, "tests.support.engine_with_a_stopped_child")(on_event, ended.set_result)
+    assert "exit code 1" in (await ended).message
+    while is_alive(children[0]):  # noqa: ASYNC110 - another process ends
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs or is stopped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

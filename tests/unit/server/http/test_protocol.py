@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,6 +84,60 @@ def test_headers_up_to_the_cap_and_bodies_in_small_chunks_are_served(server: Ser
         for _ in range(3):  # on one connection: each request is counted alone
             assert client.post(TEXT, content=BODY, headers=headers).status_code == 200
             assert client.post(TEXT, content=chunks(), headers=headers).status_code == 200
+
+
+def test_a_head_above_the_cap_is_refused_although_it_ends_in_its_last_read(server: ServerThread) -> None:
+    """The cap was checked before a read alone, so that up to two more reads passed."""
+    for length in (MAX_HEAD_BYTES, MAX_HEAD_BYTES + MAX_READ_BYTES):
+        request = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * length + b"\r\n\r\n"
+        answer = raw_answer(server, request)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"more than 65536 bytes of headers" in answer
+
+
+@pytest.mark.parametrize("codings", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"])
+def test_a_transfer_coding_that_would_not_be_decoded_is_refused_by_name(server: ServerThread, codings: bytes) -> None:
+    """It was read as if it were not coded, and its JSON called invalid."""
+    body = b"2\r\n{}\r\n0\r\n\r\n"
+    answer = raw_answer(server, HEAD + b"Transfer-Encoding: " + codings + b"\r\n\r\n" + body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"transfer coding other than 'chunked'" in answer
+    plain = HEAD + b"Transfer-Encoding: Chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    assert raw_answer(server, plain).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_connection_that_was_reset_leaves_nothing_behind(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timer of 75 s for the next request kept it in memory: megabytes, where many clients do that."""
+    lost: list[CappedHttpProtocol] = []
+    connection_lost = CappedHttpProtocol.connection_lost
+
+    def watched(protocol: CappedHttpProtocol, exc: Exception | None) -> None:
+        connection_lost(protocol, exc)
+        lost.append(protocol)
+
+    monkeypatch.setattr(CappedHttpProtocol, "connection_lost", watched)
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as link:
+        link.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert link.recv(65536).startswith(b"HTTP/1.1 200 ")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    while not lost:
+        server.get("/health")
+    assert lost[0].timeout_keep_alive_task is None
+
+
+def raw_answer(server: ServerThread, request: bytes) -> bytes:
+    """What comes until the server closes the connection."""
+    address = urlsplit(server.url)
+    answer = b""
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as link:
+        link.sendall(request)
+        with suppress(ConnectionResetError):  # what it did not read
+            while piece := link.recv(65536):
+                answer += piece
+    return answer
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

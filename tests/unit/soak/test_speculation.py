@@ -1,0 +1,103 @@
+"""The soak of speculation: what it draws, what it counts, and that it finds a token which a draft has changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution.model_runner import Sampled
+from tests.soak.results import KINDS_OF_DRAFTS
+from tests.soak.schedules.draft_kinds import HEADS, DraftKind
+from tests.soak.schedules.findings import Findings, Kind
+from tests.soak.schedules.plan import SPECULATION
+from tests.soak.schedules.proof import prove
+from tests.soak.schedules.schedule import EXECUTIONS, Settings
+from tests.soak.schedules.speculating import draw_speculating
+from tests.soak.schedules.tally import Tally, TallyFile
+from tests.soak.schedules.tiny_models import DAMAGED, MODELS
+from tests.soak.schedules.worker import Worker
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CHUNK = SPECULATION.chunk
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    one = Worker(tmp_path_factory.mktemp("models"), 1, SPECULATION.processors_of, SPECULATION.sampled_share)
+    yield one
+    one.close()
+
+
+def settings_of(count: int) -> list[Settings]:
+    return [draw_speculating(1, number).settings for number in range(count)]
+
+
+def test_every_kind_meets_every_circumstance_it_can() -> None:
+    drawn = settings_of(1500)
+    assert all(one.max_draft_tokens for one in drawn)
+    assert Counter(one.drafts for one in drawn) == dict.fromkeys(DraftKind, 1500 // len(DraftKind))
+    assert {one.model for one in drawn} == MODELS.keys() | DAMAGED.keys()
+    assert not any(MODELS[one.model].packed for one in drawn if one.drafts in HEADS), "heads larger than their model"
+    assert {one.execution for one in drawn} == EXECUTIONS.keys()
+    assert {one.model for one in drawn if one.drafts is DraftKind.NAN_EMBEDDING} == DAMAGED.keys()
+    two_ranks = {one.drafts for one in drawn if one.execution == "on two ranks"}
+    assert two_ranks == {*DraftKind} - HEADS - {DraftKind.NAN_EMBEDDING}
+    assert {(one.governor_flips, one.governor_decides) for one in drawn} == {
+        *((True, False), (False, True), (False, False))
+    }
+    assert draw_speculating(1, 7) == draw_speculating(1, 7)
+
+
+def test_the_goal_names_as_many_kinds_as_there_are() -> None:
+    assert len(DraftKind) == KINDS_OF_DRAFTS
+
+
+def on_one_rank(kind: DraftKind) -> int:
+    """The first schedule of a kind that needs no second process."""
+    numbers = range([*DraftKind].index(kind), 1000, len(DraftKind))
+    return next(one for one in numbers if draw_speculating(1, one).settings.execution != "on two ranks")
+
+
+@pytest.mark.parametrize("kind", DraftKind)
+def test_no_kind_changes_a_token(kind: DraftKind, worker: Worker) -> None:
+    findings = worker.run(draw_speculating(1, on_one_rank(kind)))
+    assert findings.wrong == []
+    assert findings.counts["compared requests"] > 0
+    assert findings.counts["compared tokens"] > 0
+
+
+def test_a_check_that_trusts_its_first_draft_is_found(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = Engine._accept_run
+
+    def trusting(engine: Engine, sequence: object, run: list[Sampled]) -> list[object]:
+        first = run[0]._replace(token_id=sequence.draft_ids[0])  # type: ignore[attr-defined]
+        return accept(engine, sequence, [first, *run[1:]])  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr(Engine, "_accept_run", trusting)
+    schedule = draw_speculating(1, on_one_rank(DraftKind.ALWAYS_THE_SAME))
+    checked = replace(schedule, settings=replace(schedule.settings, governor_flips=False, governor_decides=False))
+    assert Kind.TOKEN in {one.kind for one in worker.run(checked).wrong}
+
+
+def test_a_run_ends_when_enough_requests_are_compared(tmp_path: Path) -> None:
+    path, lines = tmp_path / "state.jsonl", list[str]()
+    for chunk in range(3):
+        tally = Tally(seconds=2.0)
+        for number in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
+            found = Findings(
+                counts=Counter({"compared requests": 4, "compared tokens": 9}), parameters=Counter(top_k=2)
+            )
+            tally.add(number, draw_speculating(1, number).settings, found)
+        TallyFile(path, "commit 1").add(f"{chunk * CHUNK}-{chunk * CHUNK + CHUNK}", tally)
+    result = prove(
+        count=3 * CHUNK, seed=1, state=path, version="commit", plan=SPECULATION, requests=8 * CHUNK, say=lines.append
+    )
+    assert result["counts"]["compared requests"] == 8 * CHUNK, "the third chunk is not needed"
+    assert result["parameters"] == {"top_k": 4 * CHUNK}
+    assert sum(one["compared tokens"] for one in result["by_draft"].values()) == 18 * CHUNK
+    assert lines == [f"  {8 * CHUNK} of {8 * CHUNK} were run before"]
