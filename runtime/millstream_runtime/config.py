@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.model_families import RUNNABLE
 
@@ -42,6 +43,7 @@ LATER_FIELDS = frozenset(
         "max_draft_tokens",
         "draft_model",
         "speculation_acceptance",
+        "draft_tree",
         "quantization",
     }
 )
@@ -234,6 +236,7 @@ class BootConfig:
     max_draft_tokens: int | None = None  # proposed at a time
     draft_model: str | None = None  # folder of the model or the head that proposes tokens
     speculation_acceptance: AcceptanceRule = AcceptanceRule.IDENTITY
+    draft_tree: str | None = None  # which tokens heads propose; see `draft_tree`. None: one after another
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -269,6 +272,7 @@ class BootConfig:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
         _require_target_itl(self.target_itl_milliseconds)
         self._check_speculation()
+        self._check_draft_tree()
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
@@ -300,11 +304,37 @@ class BootConfig:
                 "leave --speculation-acceptance out."
             )
 
+    def _check_draft_tree(self) -> None:
+        if self.draft_tree is None:
+            return
+        method = self.speculation_method
+        if method is not SpeculationMethod.MEDUSA:
+            raise InvalidConfigError(
+                f"--draft-tree is {self.draft_tree!r:.200}, but --speculation-method is {method.value}; set it to "
+                f"{SpeculationMethod.MEDUSA.value}, whose heads alone propose trees, or leave --draft-tree out."
+            )
+        if self.max_draft_tokens is not None:
+            raise InvalidConfigError(
+                f"--max-draft-tokens is {self.max_draft_tokens}, but --draft-tree says which tokens are proposed; "
+                "leave one of them out."
+            )
+        try:
+            DraftTree.parse(self.draft_tree)
+        except ValueError as error:
+            raise InvalidConfigError(f"--draft-tree {error}.") from None
+
+    @property
+    def tree(self) -> DraftTree | None:
+        """`draft_tree`, parsed."""
+        return None if self.draft_tree is None else DraftTree.parse(self.draft_tree)
+
     @property
     def draft_tokens(self) -> int:
         """Tokens proposed at a time, at most; 0 without speculation."""
         if self.speculation_method is SpeculationMethod.DISABLED:
             return 0
+        if (tree := self.tree) is not None:
+            return len(tree.nodes)
         has_weights = self.speculation_method.has_weights
         return self.max_draft_tokens or (DEFAULT_MODEL_DRAFT_TOKENS if has_weights else DEFAULT_NGRAM_DRAFT_TOKENS)
 

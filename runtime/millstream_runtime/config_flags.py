@@ -115,6 +115,12 @@ def _add_speculation_flags(parser: argparse.ArgumentParser) -> None:
         AcceptanceRule,
         "which proposed tokens stand: those that the target draws, or by rejection sampling (default: Identity)",
     )
+    parser.add_argument(
+        "--draft-tree",
+        metavar="TREE",
+        help="tree of the tokens that Medusa heads propose, such as '[(0,), (1,), (0, 0)]', as vLLM's "
+        "speculative_token_tree; in place of --max-draft-tokens (default: the likeliest of each head)",
+    )
 
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:

@@ -70,6 +70,7 @@ def make_runner(
         LastTokens(config.max_num_seqs, device, rank_group.ranks) if loaded.execution.overlapped else None,
         sampler_kernels(loaded.kernels),
         loaded.graph_plan,
+        config.tree,
     )
 
 
@@ -92,15 +93,21 @@ def make_drafting(
         at_same_angles = model.tokens_at_same_angles(len(sequence.token_ids))
         return min(ending.tokens_left(sequence), at_same_angles + 1)
 
-    most_drafts = config.draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
+    def make_room_within(sequence: Sequence, num_tokens: int) -> int:
+        # The branches of a tree lie one after another: together they may be longer than any answer.
+        return make_room(sequence, min(num_tokens, model.max_model_len))
+
+    tree = config.tree
+    most_drafts = config.draft_tokens if tree is None else tree.num_levels
     with_weights = _drafter_with_weights(config, loaded) if drafter is None else None
     return Drafting(
         drafter or with_weights or NGramDrafter(),
-        most_drafts,
+        most_drafts or DEFAULT_NGRAM_DRAFT_TOKENS,
         model.vocab_size,
         most_tokens,
         config.speculation_governor,
-        None if with_weights is None else make_room,
+        None if with_weights is None else make_room_within,
+        tree,
     )
 
 
@@ -111,7 +118,7 @@ def _drafter_with_weights(config: RuntimeConfig, loaded: LoadedModel) -> Drafter
     if draft is None:
         return None
     if isinstance(draft, LoadedMedusa):
-        return MedusaDrafter(draft.forward, policy, block)
+        return MedusaDrafter(draft.forward, policy, block, config.tree)
     if isinstance(draft, LoadedHead):
         return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens)
     is_drawn = config.speculation_acceptance is AcceptanceRule.DISTRIBUTION

@@ -106,6 +106,7 @@ class Engine:
             self._ending,
             lambda sequence, num_tokens: self._scheduler.make_room(sequence, num_tokens),
         )
+        self._tree = config.tree
         self._policy, self._overlaps = loaded.shard_config.policy, loaded.execution.overlapped
         self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
@@ -404,9 +405,10 @@ class Engine:
     def _accept_run(self, sequence: Sequence, run: list[Sampled]) -> list[TokenOutput]:
         """Accept the tokens of a check, drawn as without drafts, up to the first that is not the draft in its place.
 
-        What comes behind that one was drawn behind another token than it is, and counts for nothing.
+        What comes behind that one was drawn behind another token than it is, and counts for nothing. In a tree a token
+        that is the draft of any branch goes on with that branch.
         """
-        drafts, sequence.draft_ids = sequence.draft_ids, []
+        checked, sequence.draft_ids = sequence.draft_ids, []
         is_bad = any(one.token_id is None for one in run)
         if sequence.has_ended:  # while its step was in flight
             sequence.has_bad_numbers = sequence.has_bad_numbers or is_bad
@@ -415,7 +417,11 @@ class Engine:
             self._compute_without_drafts(sequence)
             return []
         outputs: list[TokenOutput] = []
-        num_accepted = 0
+        num_accepted, drafts = 0, checked
+        if self._tree is not None:  # of the tree only the path that stands
+            path = self._tree.accepted(checked, [one.token_id for one in run])
+            self._runner.keep_drafts(sequence, path)
+            drafts, run = [checked[node] for node in path], [run[0], *(run[1 + node] for node in path)]
         for one, draft in zip(run, [*drafts, None], strict=True):
             outputs.append(self._advance(sequence, one))
             num_accepted += one.token_id == draft
@@ -424,7 +430,7 @@ class Engine:
             self._scheduler.count_accepted(sequence)
             sequence.expect()
         if self._drafting is not None:
-            self._drafting.count(sequence, drafts, num_accepted)
+            self._drafting.count(sequence, checked, num_accepted)
         return outputs
 
     def _compute_without_drafts(self, sequence: Sequence) -> None:

@@ -58,7 +58,7 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
     names = ("enable_hybrid_kv_cache_manager", "kv_cache_dtype", "speculation_method", "max_draft_tokens")
-    for name in (*names, "speculation_acceptance"):
+    for name in (*names, "speculation_acceptance", "draft_tree"):
         assert name not in dump(BOOT)
     for asked in (
         replace(BOOT, target_itl_milliseconds=50),
@@ -71,6 +71,12 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
             speculation_method=SpeculationMethod.DRAFT_MODEL,
             draft_model="/models/draft",
             speculation_acceptance=AcceptanceRule.DISTRIBUTION,
+        ),
+        replace(
+            BOOT,
+            speculation_method=SpeculationMethod.MEDUSA,
+            draft_model="/models/heads",
+            draft_tree="[(0,), (1,), (0, 0)]",
         ),
     ):
         assert parse_boot(dump(asked), Path("boot.json")) == asked

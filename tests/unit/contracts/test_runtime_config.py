@@ -22,14 +22,24 @@ from millstream_runtime.config import (
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.runtime_args import from_args, to_args
 
-speculation = st.fixed_dictionaries(
-    {"speculation_method": st.sampled_from([SpeculationMethod.DISABLED, SpeculationMethod.N_GRAM])}
-) | st.fixed_dictionaries(
-    {
-        "speculation_method": st.just(SpeculationMethod.DRAFT_MODEL),
-        "draft_model": st.from_regex(r"/models/draft/[a-z]{1,9}", fullmatch=True),
-        "speculation_acceptance": st.sampled_from(AcceptanceRule),
-    }
+speculation = (
+    st.fixed_dictionaries(
+        {"speculation_method": st.sampled_from([SpeculationMethod.DISABLED, SpeculationMethod.N_GRAM])}
+    )
+    | st.fixed_dictionaries(
+        {
+            "speculation_method": st.just(SpeculationMethod.DRAFT_MODEL),
+            "draft_model": st.from_regex(r"/models/draft/[a-z]{1,9}", fullmatch=True),
+            "speculation_acceptance": st.sampled_from(AcceptanceRule),
+        }
+    )
+    | st.fixed_dictionaries(
+        {
+            "speculation_method": st.just(SpeculationMethod.MEDUSA),
+            "draft_model": st.just("/models/heads"),
+            "draft_tree": st.sampled_from([None, "[(0,)]", "[(0,), (1,), (0, 0)]"]),
+        }
+    )
 )
 configs = st.builds(
     lambda drafts, **settings: RuntimeConfig(**settings, **drafts),

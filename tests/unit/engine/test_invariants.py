@@ -6,8 +6,8 @@ cache, and afterwards every KV block must be free. A way also says how to see th
 
 The first half holds this for many ways and samplings on one model, each also as a GPU would carry out steps: decodes
 replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both; and with drafts, of which some
-are right, some wrong and some no tokens at all, by a draft model, or by an EAGLE head. The second half holds it for
-every model family and the ways that could treat families differently, against `transformers`.
+are right, some wrong and some no tokens at all, in a row or in a tree, by a draft model, or by an EAGLE head. The
+second half holds it for every model family and the ways that could treat families differently, against `transformers`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from tests.support.eager_recorder import EagerRecorder
 from tests.support.eagle_heads import EagleReference, WriteHead, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
+from tests.support.medusa_heads import write_medusa_heads
 from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import VOCABULARY as FAMILY_VOCABULARY
 from tests.support.tiny_families import prompts_of, reference_answers
+from tests.support.tree_drafters import TREE_TEXT, OftenOnTheTree, count_moved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20
@@ -168,6 +170,7 @@ DRAFT_MODEL = {
     "speculation_method": SpeculationMethod.DRAFT_MODEL,
     "speculation_governor": GovernorMode.DISABLED,
 }
+MEDUSA_TREE = DRAFT_MODEL | {"speculation_method": SpeculationMethod.MEDUSA, "draft_tree": TREE_TEXT}
 EAGLE = DRAFT_MODEL | {"speculation_method": SpeculationMethod.EAGLE}
 WAYS = {
     "one after another": Way(one_after_another, NO_CACHE),
@@ -377,6 +380,34 @@ def test_an_eagle_head_changes_no_token(
     found = engine.stats().speculation
     assert found is not None
     assert found.num_draft_tokens > 100
+
+
+@pytest.mark.parametrize(
+    "execution", ["speculating", "speculating, in small chunks", "speculating, the governor flips"]
+)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tree_of_drafts_changes_no_token(
+    way: str,
+    sampling: str,
+    execution: str,
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    alone: Callable[[str], Answers],
+    tmp_path: Path,
+) -> None:
+    """Right drafts are on any branch, so that their keys have to be moved; the cache has those that were moved."""
+    circumstance, requests = WAYS[way], make_requests(SAMPLINGS[sampling])
+    method = MEDUSA_TREE | {"draft_model": str(write_medusa_heads(tmp_path))}
+    drafter = OftenOnTheTree.about(requests, alone(sampling), VOCABULARY)
+    circumstance = replace(circumstance, config=circumstance.config | method)
+    engine = engine_in(circumstance, make_engine, write_model(), execution, drafter)
+    moved = count_moved(engine)
+    assert circumstance.run(engine, requests) == alone(sampling)
+    assert flips(engine) if "governor flips" in execution else speculates(engine)
+    assert moved or sampling == "seeded, filtered and stopped"
+    if execution == "speculating":
+        assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
 
 
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED, *SPECULATING])

@@ -9,6 +9,14 @@ that they are read once for all of them. A mask says what each query sees:
                                                0  0  0  0   0    0        position 5
 
 A check with fewer drafts than another of its call repeats its last query. Those rows are dropped.
+
+Of a tree of drafts each query sees the known tokens and the drafts on its own path. Its window, if the layer has one,
+is that of its position: the last known token's and its depth.
+
+    context of 6, known ─┬─ a ─── c            0  0  0 -inf -inf -inf     position 2, the last known token
+                         └─ b                  0  0  0   0  -inf -inf     position 3, a
+                                               0  0  0 -inf   0  -inf     position 3, b
+                                               0  0  0   0  -inf   0      position 4, c
 """
 
 from __future__ import annotations
@@ -22,9 +30,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from millstream_runtime.draft_tree import depths
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.decodes import SequenceTokens
-from millstream_runtime.engine.attention.masks import line_for
+from millstream_runtime.engine.attention.masks import line_for, tree_mask
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, QUERIES_A_READING, KeptMasks
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values, queries_within
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -42,6 +51,7 @@ class CheckCall:
         self._num_queries = [chunk.num_tokens for chunk in chunks]
         self._most_queries = max(self._num_queries)
         self._context_lens = [chunk.context_len for chunk in chunks]
+        self._parents = [chunk.parents for chunk in chunks]
         self.rows = slice(start, start + sum(self._num_queries))
         self._is_even = min(self._num_queries) == self._most_queries
         self._reads_padding = not self._is_even or min(self._context_lens) < max(self._context_lens)
@@ -110,15 +120,30 @@ class CheckCall:
         starts = [end - length + first for one in self._query_lens[sequences] for length in one[places]]
         pieces = line.unfold(0, longest - first, 1)
         rows = on_device(starts, line.device).repeat_interleave(group)
-        return pieces.index_select(0, rows).view(len(self._query_lens[sequences]), 1, -1, longest - first)
+        mask = pieces.index_select(0, rows).view(len(self._query_lens[sequences]), 1, -1, longest - first)
+        for own, index in zip(mask, range(*sequences.indices(self._lens.count)), strict=True):
+            if parents := self._parents[index]:
+                of_drafts = tree_mask(parents, window, line.dtype)
+                queries = [min(place, len(parents)) for place in range(self._most_queries)[places]]
+                stop = self._context_lens[index] - first
+                own[0, :, stop - len(parents) : stop] = of_drafts[queries].repeat_interleave(group, dim=0)
+        return mask
 
     @cached_property
     def _query_lens(self) -> list[list[int]]:
         """How many tokens each query of each sequence sees, without a window."""
         most = self._most_queries
         return [
-            [length - queries + 1 + min(place, queries - 1) for place in range(most)]
-            for length, queries in zip(self._context_lens, self._num_queries, strict=True)
+            [length - queries + 1 + behind[min(place, queries - 1)] for place in range(most)]
+            for length, queries, behind in zip(self._context_lens, self._num_queries, self._behind_first, strict=True)
+        ]
+
+    @cached_property
+    def _behind_first(self) -> list[Seq[int]]:
+        """How many positions behind the first query of its check each query is."""
+        return [
+            [0, *depths(parents)] if parents else range(queries)
+            for queries, parents in zip(self._num_queries, self._parents, strict=True)
         ]
 
     @cached_property

@@ -42,3 +42,19 @@ def causal_mask(num_queries: int, keys: slice, window: int | None, like: Tensor)
     line, line_end = line_for(keys.stop, window, like)
     view = line.as_strided((num_queries, keys.stop - keys.start), (1, 1), line_end - keys.stop + keys.start)
     return view if like.device.type == "cpu" else view.contiguous()
+
+
+@lru_cache(maxsize=32)
+def tree_mask(parents: tuple[int, ...], window: int | None, dtype: torch.dtype) -> Tensor:
+    """What the last known token and each draft of a tree add to the scores of the drafts, `[1 + drafts, drafts]`, on a
+    CPU: 0 for itself and those before it on its path, as far as the window reaches. Do not change it.
+
+    `parents`: see `AttentionChunk`.
+    """
+    mask = torch.full((1 + len(parents), len(parents)), float("-inf"), dtype=dtype)
+    for draft in range(len(parents)):
+        seen, distance = draft, 0
+        while seen >= 0 and (window is None or distance < window):
+            mask[1 + draft, seen] = 0.0
+            seen, distance = parents[seen], distance + 1
+    return mask

@@ -42,6 +42,10 @@ class HiddenStatePool:
             if kept == layer:
                 column.index_copy_(0, slots, residual)
 
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what is kept in slots. `sources`, `targets`: int64 `[n]`; they may overlap."""
+        self._states.index_copy_(0, targets, self._states.index_select(0, sources))
+
     def read(self, slots: list[int]) -> Tensor:
         """`[len(slots), layers * hidden]`, a copy."""
         return self._states.index_select(0, on_device(slots, self._states.device))

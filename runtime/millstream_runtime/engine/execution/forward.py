@@ -24,9 +24,11 @@ class Forward:
     Attributes:
         keep_states: is given the slots of all tokens of each step, the number of a layer and the residual stream before
             it, and at last the number of layers and that behind them; None: nothing needs them.
+        move_states: copies what was kept of slots to others; see `move`.
     """
 
     keep_states: Callable[[Tensor, int, Tensor], None] | None = None
+    move_states: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -77,6 +79,18 @@ class Forward:
         if rows[-1] - first + 1 == count:
             return self.model.logits(residual[first : first + count])
         return self.model.logits(residual[on_device(rows, self.device)])
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy keys, values and kept states of slots to other slots. They may overlap."""
+        slots = on_device([sources, targets], self.device)
+        self._cache.move(slots[0], slots[1])
+        if self.move_states is not None:
+            self.move_states(slots[0], slots[1])
+
+    @property
+    def block_size_tokens(self) -> int:
+        """Of the KV pool."""
+        return self._cache.block_size_tokens
 
     def zero_blocks(self, blocks: list[int]) -> None:
         """Zero KV blocks, before another request gets them."""

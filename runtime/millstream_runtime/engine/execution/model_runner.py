@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs import GraphPlan, GraphUse
@@ -32,7 +34,8 @@ class Sampled(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """A row of logits: a token of `sequence` is sampled from it, behind its known tokens and `num_drafts` drafts."""
+    """A row of logits: a token of `sequence` is sampled from it, behind its known tokens and, where `num_drafts` is not
+    0, behind the last of so many drafts and those before it: all of a chain, or its path in a tree."""
 
     sequence: Sequence
     num_drafts: int = 0
@@ -75,10 +78,12 @@ class ModelRunner:
         last_tokens: LastTokens | None = None,
         kernels: SamplerKernels | None = None,
         graph_plan: GraphPlan | None = None,
+        tree: DraftTree | None = None,
     ) -> None:
         """`last_tokens`: where steps overlap; None: every step is read before the next is launched. `kernels`: what
-        samples; None: torch. `graph_plan`: which steps are replayed; None: every step is eager."""
-        self._graph_plan = graph_plan
+        samples; None: torch. `graph_plan`: which steps are replayed; None: every step is eager. `tree`: of all drafts;
+        None: each follows the one before it."""
+        self._graph_plan, self._tree = graph_plan, tree
         self._forward = forward
         self._kernels = kernels
         self._broadcast = broadcast
@@ -137,6 +142,7 @@ class ModelRunner:
             None if sequence.blocks_are_contiguous else blocks,
             [_block_run(table) for table in sequence.other_tables],
             len(sequence.draft_ids),
+            () if self._tree is None else self._tree.parents[: len(sequence.draft_ids)],
         )
 
     def _sample(self, logits: Tensor, rows: list[SampledRow], kept_rows: list[int]) -> Callable[[], list[Sampled]]:
@@ -213,6 +219,22 @@ class ModelRunner:
         self._broadcast(ZeroBlocks(blocks))
         self._forward.zero_blocks(blocks)
 
+    def keep_drafts(self, sequence: Sequence, nodes: Seq[int]) -> None:
+        """Have the keys, values and states of drafts that stand as if each had been behind the one before it.
+
+        `nodes`: of the tree of the check that was just read. Their places are behind the computed tokens.
+        """
+        places = [(node, level) for level, node in enumerate(nodes) if node != level]
+        sources: list[int] = []
+        targets: list[int] = []
+        first, block = sequence.num_computed_tokens, self._forward.block_size_tokens
+        for blocks in (sequence.block_table, *(table.block_table for table in sequence.other_tables)):
+            sources += [_slot(blocks, first + node, block) for node, _ in places]
+            targets += [_slot(blocks, first + level, block) for _, level in places]
+        if places:
+            with torch.inference_mode():
+                self._forward.move(sources, targets)
+
     def must_recompute(self, sequence: Sequence) -> bool:
         """Whether the last known token, read or not, makes all cached keys of the sequence stale (longrope)."""
         return self._model_config.must_recompute(len(sequence.token_ids))
@@ -223,20 +245,26 @@ class ModelRunner:
 
     def _sampling_row(self, row: SampledRow) -> SamplingRow:
         sequence, num_drafts = row
-        params, drafts = sequence.request.sampling, sequence.draft_ids[:num_drafts]
+        params, drafts = sequence.request.sampling, self._drafts_before(row)
         suppressed: frozenset[int] = frozenset()
-        if sequence.num_generated_tokens + num_drafts < params.min_tokens:
+        if sequence.num_generated_tokens + len(drafts) < params.min_tokens:
             suppressed = params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_token_ids)
         return SamplingRow(
             params,
             sequence.seed,
-            len(sequence.token_ids) + num_drafts,
+            len(sequence.token_ids) + len(drafts),
             suppressed,
             _history(sequence, drafts),
             [*sequence.token_ids[sequence.num_prompt_tokens :], *drafts] if sequence.processors else (),
             sequence.processors,
             _proposal(sequence, num_drafts),
         )
+
+    def _drafts_before(self, row: SampledRow) -> list[int]:
+        drafts = row.sequence.draft_ids
+        if self._tree is None:
+            return drafts[: row.num_drafts]
+        return [drafts[node] for node in self._tree.path(row.num_drafts - 1)]
 
 
 def _proposal(sequence: Sequence, num_drafts: int) -> Proposal | None:
@@ -245,6 +273,10 @@ def _proposal(sequence: Sequence, num_drafts: int) -> Proposal | None:
         return None
     proposal = sequence.proposals[num_drafts]
     return proposal if proposal.token_id == sequence.draft_ids[num_drafts] else None
+
+
+def _slot(blocks: Seq[int], place: int, block_size_tokens: int) -> int:
+    return blocks[place // block_size_tokens] * block_size_tokens + place % block_size_tokens
 
 
 def _block_run(table: BlockTable) -> BlockRun:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from millstream_runtime.draft_tree import depths
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
@@ -48,8 +49,7 @@ class PassInput:
         """The tokens of all chunks, one after another."""
         positions: list[int] = []
         for chunk in chunks:
-            rotary_row = chunk.context_len - chunk.num_tokens + chunk.rotary_offset
-            positions += range(rotary_row, rotary_row + chunk.num_tokens)
+            positions += _rotary_rows(chunk)
         num_groups = self._cache.layout.num_groups
         by_group = [[chunk.of_group(group) for chunk in chunks] for group in range(num_groups)]
         slots = [_slots(group, self._cache.block_size_tokens) for group in by_group]
@@ -65,6 +65,9 @@ class PassInput:
 
     def _attentions(self, slots: Tensor, by_group: list[list[AttentionChunk]]) -> list[Attention]:
         """The plan of each group of layers."""
+        is_torch_on_cpu = self._device.type == "cpu" and self._backend is not Backend.TRITON
+        if not is_torch_on_cpu and any(chunk.parents for group in by_group for chunk in group):
+            raise RuntimeError("a tree of drafts is attended to by torch on a CPU alone")
         if self._backend is Backend.TRITON:
             from millstream_runtime.engine.attention.triton_attention import TritonAttention
 
@@ -76,7 +79,18 @@ class PassInput:
 
 
 def _attention_chunk(chunk: ChunkInput) -> AttentionChunk:
-    return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous, chunk.num_drafts)
+    return AttentionChunk(
+        chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous, chunk.num_drafts, chunk.parents
+    )
+
+
+def _rotary_rows(chunk: ChunkInput) -> Iterable[int]:
+    """Of all new tokens. A draft of a tree has the position that it would have as a known token: its depth decides."""
+    first = chunk.context_len - chunk.num_tokens + chunk.rotary_offset
+    if not chunk.parents:
+        return range(first, first + chunk.num_tokens)
+    last_known = first + chunk.num_tokens - chunk.num_drafts - 1
+    return [*range(first, last_known + 1), *(last_known + depth for depth in depths(chunk.parents))]
 
 
 def _slots(chunks: Sequence[ChunkInput], block_size_tokens: int) -> list[int]:

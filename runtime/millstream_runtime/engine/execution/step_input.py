@@ -24,7 +24,7 @@ class BlockRun(msgspec.Struct, frozen=True, array_like=True):
 class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step.
 
-    `num_drafts` of them, the last, are drafts: the chunk is a check.
+    `num_drafts` of them, the last, are drafts: the chunk is a check. `parents`: see `AttentionChunk`.
     """
 
     num_tokens: int
@@ -35,6 +35,7 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     scattered_blocks: list[int] | None = None  # None: each block follows the one before it, as nearly always
     other_tables: list[BlockRun] = []
     num_drafts: int = 0
+    parents: tuple[int, ...] = ()
 
     def of_group(self, group: int) -> ChunkInput:
         """The same tokens with the block table of a group of layers."""
@@ -49,6 +50,7 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
             run.num_blocks,
             run.scattered_blocks,
             num_drafts=self.num_drafts,
+            parents=self.parents,
         )
 
     @property

@@ -76,7 +76,8 @@ class KVCache:
 
         heads = allocate(_CODE_DTYPES.get(stored, dtype), head_dim)
         scales = allocate(torch.float16) if stored is KVCacheDType.INT8 else []
-        self._by_block = [_by_block(tensor, block_size_tokens) for tensor in (*heads, *scales)]
+        self._stored = [*heads, *scales]
+        self._by_block = [_by_block(tensor, block_size_tokens) for tensor in self._stored]
         self.heads = [heads[place] for place in self.layout.place_of]
         self.layers = [self._by_block[place] for place in self.layout.place_of]
         self._int8_scales = [scales[place] for place in self.layout.place_of] if scales else []
@@ -121,6 +122,11 @@ class KVCache:
         index = on_device(block_table, self.heads[0].device)
         for tensor in self._by_block:
             tensor.index_fill_(0, index, 0)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what is stored in slots, in all layers. `sources`, `targets`: int64 `[n]`; they may overlap."""
+        for tensor in self._stored:
+            tensor.index_copy_(1, targets, tensor.index_select(1, sources))
 
 
 def _by_block(tensor: Tensor, block_size_tokens: int) -> Tensor:

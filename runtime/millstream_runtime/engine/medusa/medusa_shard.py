@@ -58,9 +58,14 @@ class MedusaForward:
         """Of the target's tokens in these slots, behind its final norm: `[len(slots), hidden]`."""
         return self._target.normed(self._states.read(slots))
 
-    def tokens(self, head: int, states: Tensor, num_rows: int) -> list[int]:
-        """The most probable token of one head for each of the first `num_rows` states; -1 where it is not finite."""
-        return greedy(self.heads.logits(head, states[:num_rows]))
+    def tokens(self, head: int, states: Tensor, num_rows: int, count: int) -> list[list[int]]:
+        """The `count` most probable tokens of one head, the first before the second, for each of the first `num_rows`
+        states; -1 for all of them where its logits are not finite."""
+        logits = self.heads.logits(head, states[:num_rows])
+        if count == 1:
+            return [[token_id] for token_id in greedy(logits)]
+        highest, tokens = logits.topk(count, dim=-1)  # NaN is higher than any number
+        return torch.where(highest[:, :1].isfinite(), tokens, -1).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ def resolve_medusa(config: RuntimeConfig, target: shard.ShardConfig) -> MedusaSh
     folder = draft_shard.draft_folder(config, "*.safetensors of Medusa heads")
     shape, model = read_medusa_folder(folder), target.model_config
     _require_same_sizes(config, model, shape)
+    _require_tree_fits(config, model, shape)
     weight_bytes = expected_medusa_weights(shape, model.hidden_size, model.vocab_size, target.dtype).num_bytes
     draft_shard.require_fit(config, target, weight_bytes)
     return MedusaShard(folder, model, model.max_model_len + 1, weight_bytes, shape)
@@ -114,7 +120,7 @@ def make_medusa(
     """Allocate the pool, and have `forward`, the target's, keep its hidden states."""
     num_slots, model = num_blocks * config.block_size_tokens, heads.model_config
     states = HiddenStatePool(num_slots, model.hidden_size, target.dtype, target.policy.zeros, (model.num_layers,))
-    forward.keep_states = states.write
+    forward.keep_states, forward.move_states = states.write, states.move
     passes = MedusaForward(loaded, forward.model, states)
     return LoadedMedusa(passes, heads.context_tokens, loaded.weight_bytes, states.num_bytes)
 
@@ -128,3 +134,19 @@ def _require_same_sizes(config: RuntimeConfig, target: ModelConfig, shape: Medus
                 f"--draft-model is {config.draft_model!r}, whose {name} is {of_heads}, and that of {config.model} is "
                 f"{of_target}: Medusa heads serve only the model that they were trained with; name heads of this one."
             )
+
+
+def _require_tree_fits(config: RuntimeConfig, target: ModelConfig, shape: MedusaShape) -> None:
+    """Each level of a tree is drafted by a head, from its own ranking of the vocabulary."""
+    if (tree := config.tree) is None:
+        return
+    if tree.num_levels > shape.num_heads:
+        raise InvalidConfigError(
+            f"--draft-tree has {tree.num_levels} levels, and {config.draft_model} has {shape.num_heads} heads, one per "
+            f"level; leave out the nodes of more than {shape.num_heads} ranks."
+        )
+    if (rank := max(max(node) for node in tree.nodes)) >= target.vocab_size:
+        raise InvalidConfigError(
+            f"--draft-tree names the rank {rank}, and {config.model} has {target.vocab_size} tokens; leave out the "
+            f"nodes with ranks above {target.vocab_size - 1}."
+        )

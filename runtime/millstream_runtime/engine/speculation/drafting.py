@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.config import GovernorMode
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS, Chunk
@@ -42,12 +43,14 @@ class Drafting:
         most_tokens: Callable[[Sequence], int],
         mode: GovernorMode = GovernorMode.ENFORCE,
         make_room: Callable[[Sequence, int], int] | None = None,
+        tree: DraftTree | None = None,
     ) -> None:
         """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale.
         `make_room(sequence, num_tokens)`: gives it blocks for these tokens, and returns for how many it has some; None
-        for a drafter that writes to none."""
+        for a drafter that writes to none. `tree`: of all drafts; then lengths are in levels of it, and
+        `max_draft_tokens` is the number of its levels. None: each draft follows the one before it."""
         self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
-        self._most_tokens = most_tokens
+        self._most_tokens, self._tree = most_tokens, tree
         self._blocked: Skip | None = None
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
@@ -82,7 +85,7 @@ class Drafting:
             self._skipped[reason] += len(decodes)
             return {}
         wanted: dict[Sequence, int] = {}
-        share = max(1, MOST_STEP_DRAFTS // len(decodes))
+        share = self._levels_of(_share(len(decodes)))
         for one in decodes:
             most, reason = self._most_drafts(one, share)
             if reason is None:
@@ -98,13 +101,13 @@ class Drafting:
             return (
                 {one: [0] * most for one, most in wanted.items()}
                 if self.lengths.is_free
-                else self._ask_where_room_is(wanted)
+                else self._ask_where_room_is(wanted, _share(num_decodes))
             )
         if not self.lengths.is_free:
             chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
             chosen = self._worth_reading(chosen)
             self._skipped[skip] += len(wanted) - len(chosen)
-            return self._ask_where_room_is(chosen)
+            return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
         most = {one: len(drafts) for one, drafts in proposed.items()}
         chosen = self.lengths.choose(most, num_decodes, is_crowded=skip is Skip.CROWDED)
@@ -128,8 +131,10 @@ class Drafting:
             )
         }
 
-    def _ask_where_room_is(self, lengths: Mapping[Sequence, int]) -> Proposed:
-        """Ask for drafts of those that have blocks for them."""
+    def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
+        """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""
+        if self._tree is not None:
+            lengths = {one: self._tree.num_nodes(levels, share) for one, levels in lengths.items()}
         if self._make_room is None:
             return self._ask(dict(lengths)) if lengths else {}
         wanted: dict[Sequence, int] = {}
@@ -167,7 +172,7 @@ class Drafting:
     def count(self, sequence: Sequence, drafts: Seq[int], num_accepted: int) -> None:
         """Count a check that was read."""
         if not self._is_warming_up:
-            self.lengths.observe_check(sequence, drafts, num_accepted)
+            self.lengths.observe_check(sequence, self._levels_of(len(drafts)), num_accepted)
         self._num_checks += 1
         self._num_draft_tokens += len(drafts)
         for position in range(num_accepted):
@@ -175,7 +180,7 @@ class Drafting:
 
     def decodes_of(self, chunks: Seq[Chunk]) -> tuple[int, int] | None:
         """Return the decodes of a step and their drafts; None where their time says nothing about requests."""
-        return decodes_alone(chunks, are_heartbeats=self._is_warming_up)
+        return decodes_alone(chunks, are_heartbeats=self._is_warming_up, tree=self._tree)
 
     def observe_step(
         self, decodes: tuple[int, int] | None, num_tokens: int, step_seconds: float, drafting_seconds: float
@@ -196,7 +201,7 @@ class Drafting:
         if decodes is None or self._has_read:
             return
         num_decodes, num_drafts = decodes
-        if num_drafts < num_decodes * min(self._max_draft_tokens, MOST_STEP_DRAFTS // num_decodes):
+        if num_drafts < num_decodes * min(self._max_draft_tokens, self._levels_of(MOST_STEP_DRAFTS // num_decodes)):
             return
         if self._untimed_steps:
             self._untimed_steps -= 1
@@ -230,6 +235,10 @@ class Drafting:
             self.lengths.report(),
         )
 
+    def _levels_of(self, num_drafts: int) -> int:
+        """The length of so many drafts."""
+        return num_drafts if self._tree is None else self._tree.levels_of(num_drafts)
+
     def _forget_counts(self) -> None:
         self._skipped: Counter[Skip] = Counter()
         self._num_checks = self._num_draft_tokens = 0
@@ -244,7 +253,7 @@ class Drafting:
         return None
 
     def _most_drafts(self, sequence: Sequence, share: int) -> tuple[int, Skip | None]:
-        """`share`: of the drafts of a step."""
+        """`share`: of the drafts of a step, as a length."""
         if not all(getattr(one, "follows_generated_ids", False) for one in sequence.processors):
             return 0, Skip.LOGITS_PROCESSORS
         most = min(self._max_draft_tokens, share, self._most_tokens(sequence) - 1)  # behind drafts comes one more token
@@ -299,3 +308,8 @@ class Drafting:
                 return
             self._blocked = Skip.DRAFTER_FAILED
             log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request
+
+
+def _share(num_decodes: int) -> int:
+    """How many of a step's drafts each of its decodes may have."""
+    return max(1, MOST_STEP_DRAFTS // num_decodes)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.config import GovernorMode
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.request import GovernorReport
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
@@ -53,12 +54,12 @@ class LengthChoice:
         if self.is_free and self.mode is not GovernorMode.DISABLED:
             self._compared.setdefault(sequence, (len(sequence.token_ids), drafts))
 
-    def observe_check(self, sequence: Sequence, drafts: Seq[int], num_accepted: int) -> None:
-        """Learn from a check that was read."""
+    def observe_check(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Learn from a check that was read. `num_drafts`: one after another; of a tree its levels."""
         if self.mode is GovernorMode.DISABLED:
             return
         self._compared.pop(sequence, None)
-        num_drafts = num_accepted if sequence.has_ended else len(drafts)  # behind its end nothing was compared
+        num_drafts = num_accepted if sequence.has_ended else num_drafts  # behind its end nothing was compared
         if num_drafts:
             self.governor.observe_drafts(sequence, num_drafts, num_accepted)
         if sequence.has_ended:
@@ -103,14 +104,16 @@ class LengthChoice:
             self.governor.observe_drafts(sequence, len(drafts), stood)
 
 
-def decodes_alone(chunks: Seq[Chunk], *, are_heartbeats: bool = False) -> tuple[int, int] | None:
-    """Return the decodes of a step and their drafts; None where it computes prompts too, or, unless they are all
-    `are_heartbeats`, heartbeats."""
+def decodes_alone(
+    chunks: Seq[Chunk], *, are_heartbeats: bool = False, tree: DraftTree | None = None
+) -> tuple[int, int] | None:
+    """Return the decodes of a step and their drafts, of a tree their levels; None where it computes prompts too, or,
+    unless they are all `are_heartbeats`, heartbeats."""
     num_drafts = 0
     for sequence, num_tokens in chunks:
         if num_tokens != 1 + len(sequence.draft_ids) or sequence.request.is_heartbeat is not are_heartbeats:
             return None
-        num_drafts += len(sequence.draft_ids)
+        num_drafts += len(sequence.draft_ids) if tree is None else tree.levels_of(len(sequence.draft_ids))
     return len(chunks), num_drafts
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from millstream_kernels.reference import paged_attention, rms_norm, rotary_embedding
+from millstream_runtime.engine.attention import checks
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -92,6 +93,28 @@ CASES = {
 }
 
 
+# Parents of the drafts of three trees.
+BUSH, FAN, TWO_BRANCHES = (-1, -1, -1, 0, 1, 1, 3, 5), (-1, -1, -1), (-1, -1, 0, 1, 2, 3, 4, 5)
+
+
+def tree(parents: tuple[int, ...], context_len: int, table: list[int]) -> AttentionChunk:
+    """A decode with a tree of drafts. `context_len`: with them."""
+    return replace(check(len(parents), context_len, table), parents=parents)
+
+
+TREES = {
+    "a tree": [tree(BUSH, 40, [5, 6, 7])],
+    "equal trees": [tree(BUSH, 33, list(range(8 * i, 8 * i + 4))) for i in range(3)],
+    "starts of a tree": [tree(BUSH[: 2 * i + 1], 20 + 9 * i, list(range(8 * i, 8 * i + 4))) for i in range(4)],
+    "scattered trees and chains": [tree(BUSH, 40, [9, 2, 30]), check(5, 7, [60]), tree(FAN, 17, [4, 1])],
+    "with decodes and prompts": [
+        chunk(1, 33, [0, 1, 2]),
+        tree(TWO_BRANCHES, 35, [12, 13, 14]),
+        tree(FAN, 4, [20]),
+        check(7, 40, [30, 31, 32]),
+        chunk(4, 60, [50, 51, 52, 53]),
+    ],
+}
 SPECS = {
     "all": AttentionSpec(0.3),
     "window": AttentionSpec(0.3, window=19),
@@ -170,6 +193,57 @@ def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int 
         expected.append(naive(query[start : start + one.num_tokens], keys, values, spec))
         start += one.num_tokens
     torch.testing.assert_close(attended, torch.cat(expected).flatten(1), rtol=1e-5, atol=1e-5)
+
+
+def seen_in(one: AttentionChunk, spec: AttentionSpec) -> list[list[int]]:
+    """The places that each query of a chunk sees, by following its path back to the known tokens."""
+    start = one.context_len - one.num_tokens
+    parents = one.parents or tuple(range(-1, one.num_drafts - 1))
+    num_known = one.context_len - len(parents)
+    seen = []
+    for place in range(start, one.context_len):
+        path, at = [], place
+        while at >= num_known:
+            path.append(at)
+            parent = parents[at - num_known]
+            at = num_known - 1 if parent < 0 else num_known + parent
+        path += range(at, -1, -1)  # from itself to the first token
+        seen.append(path if spec.window is None else path[: spec.window])
+    return seen
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("latent_dim", [None, 10])
+@pytest.mark.parametrize("spec_name", SPECS)
+@pytest.mark.parametrize("slab_bytes", [None, 700])
+def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
+    name: str, latent_dim: int | None, spec_name: str, slab_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a reference in float64."""
+    chunks, spec = TREES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
+    if slab_bytes is not None:
+        monkeypatch.setattr(checks, "MASK_LIMIT_BYTES", slab_bytes)
+    cache = cache_of(num_kv_heads=3, head_dim=16)
+    if latent_dim:
+        cache.heads = [heads[:1].contiguous() for heads in cache.heads]
+        cache.layers = [heads.view(1, -1, BLOCK, 16).permute(1, 2, 0, 3) for heads in cache.heads]
+    generator = torch.Generator().manual_seed(2)
+    num_tokens = sum(one.num_tokens for one in chunks)
+    query = torch.randn(num_tokens, 6, 16, generator=generator)
+    key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
+    attention(0, query, key_value, replace(spec, window=7))
+    attended = attention(0, query, key_value, spec)
+    expected, start = [], 0
+    for one in chunks:
+        tokens = cache.layers[0][torch.tensor(one.block_table)].flatten(0, 1)[: one.context_len].double()
+        keys, values = (tokens, tokens[..., :latent_dim]) if latent_dim else tokens.chunk(2, dim=1)
+        keys, values = (part.repeat_interleave(6 // part.shape[1], dim=1) for part in (keys, values))
+        for row, places in enumerate(seen_in(one, spec)):
+            own = query[start + row : start + row + 1].double()
+            expected.append(naive(own, keys[places], values[places], replace(spec, window=None)))
+        start += one.num_tokens
+    torch.testing.assert_close(attended, torch.cat(expected).flatten(1).float(), rtol=1e-5, atol=1e-5)
 
 
 def test_rms_norm_is_torch_s() -> None:
