@@ -28,6 +28,7 @@ CONTRACT_FILES = (
     "context_limit.py",
     "draft_head_tensors.py",
     "draft_heads.py",
+    "draft_tree.py",
     "draft_tuning_memory.py",
     "errors.py",
     "kv_formats.py",

@@ -11,7 +11,8 @@ from typing import Any
 
 from millstream_operator.catalog.config_fields import ConfigError, ConfigFields, UnsupportedModelError
 from millstream_operator.catalog.model_shape import DraftHead, ModelShape, Parameters
-from millstream_runtime.draft_heads import EAGLE1, EAGLE3, LAYER_IDS, MEDUSA
+from millstream_runtime.draft_head_tensors import EAGLE1, EAGLE3, MEDUSA
+from millstream_runtime.draft_heads import LAYER_IDS
 
 METHODS = {EAGLE1: "EAGLE", EAGLE3: "EAGLE", MEDUSA: "Medusa"}  # of the API
 _NAMES = {EAGLE1: "an EAGLE-1 head", EAGLE3: "an EAGLE-3 head", MEDUSA: "Medusa heads"}

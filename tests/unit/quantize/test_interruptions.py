@@ -178,7 +178,7 @@ def test_a_run_that_is_stopped_while_it_removes_its_work_says_that_the_model_is_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resumable_folder.shutil, "rmtree", interrupted)
+        patched.setattr("millstream_runtime.model_output.resumable_folder.shutil.rmtree", interrupted)
         assert quantize(*given) == 130
     assert f"{tmp_path / 'out'} is there; the same command with --keep-made" in capsys.readouterr().err
     assert quantize(*given, "--keep-made") == 0

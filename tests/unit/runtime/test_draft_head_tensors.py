@@ -43,10 +43,11 @@ def head(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         vocabulary = {"draft_vocab_size": 272} if kind == "eagle3-whole" else {}
         write_eagle3_head(folder, target, **vocabulary)
         return to_eagle3_speculators(folder, tmp_path / "other") if kind == "eagle3-speculators" else folder
-    changes: dict[str, Any] = {
+    by_kind: dict[str, dict[str, Any]] = {
         "eagle1-biases": {"attention_bias": True, "mlp_bias": True},
         "eagle1-two-layers": {"num_hidden_layers": 2},
-    }.get(kind, {})
+    }
+    changes = by_kind.get(kind, {})
     folder.mkdir()
     save_head(folder, head_config(target, **changes), random_head(target, **changes))
     if kind == "eagle1-speculators":

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from millstream_runtime.draft_heads import EAGLE1, EAGLE3, MEDUSA, describe_head
+from millstream_runtime.draft_head_tensors import EAGLE1, EAGLE3, MEDUSA
+from millstream_runtime.draft_heads import describe_head
 
 LAYER = {"hidden_size": 8, "vocab_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
 PUBLISHED = {"fc.weight": (8, 16), "layers.0.mlp.up_proj.weight": (16, 8), "embed_tokens.weight": (32, 8)}

@@ -157,14 +157,16 @@ def test_a_chat_template_that_changed_between_two_runs_is_another_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The answers on disk are those to prompts in the other form."""
-    copy = tmp_path / "target"
-    shutil.copytree(target, copy)
+    pair = tmp_path / "target", tmp_path / "draft"
+    for source, copy in zip((target, draft), pair, strict=True):
+        shutil.copytree(source, copy)
     with monkeypatch.context() as patched:
         _interrupted_answers(patched, at=2)
-        assert tune(copy, draft, data, tmp_path / "out", *STEPS) == 130
-    (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        assert tune(*pair, data, tmp_path / "out", *STEPS) == 130
+    for copy in pair:
+        (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
     capsys.readouterr()
-    assert tune(copy, draft, data, tmp_path / "out", *STEPS) == 2
+    assert tune(*pair, data, tmp_path / "out", *STEPS) == 2
     assert "holds the work of another run, with another tokenizer of target; remove" in capsys.readouterr().err
 
 
