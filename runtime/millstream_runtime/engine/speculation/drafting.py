@@ -220,6 +220,7 @@ class Drafting:
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
         self._refused.pop(sequence, None)
+        self._had_drafts.discard(sequence)
         if not sequence.request.is_heartbeat:
             self._reading_worth.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)

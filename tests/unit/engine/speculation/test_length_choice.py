@@ -90,6 +90,7 @@ def test_what_gains_is_checked_once_it_is_known_what_steps_take(
     assert sum(tokens) == 2 * (NEW_TOKENS - 1), "all but those of the prompts' steps"
     assert engine._drafting is not None
     assert not engine._drafting.lengths._compared
+    assert not engine._drafting._had_drafts
     assert not engine._drafting.lengths.governor._acceptance._requests  # type: ignore[attr-defined]
 
 
