@@ -31,7 +31,7 @@ def draw_speculating(seed: int, number: int) -> Schedule:
 def _speculating(rng: random.Random, drawn: Settings, kind: DraftKind, model: TinyModel) -> Settings:
     execution = "plain" if drawn.execution == "on two ranks" else drawn.execution
     is_whole = kind in HEADS or kind is DraftKind.NAN_EMBEDDING  # known to one rank alone
-    if not is_whole and model.can_split and rng.random() < TWO_RANKS_SHARE:
+    if not is_whole and model.can_split and rng.random() < TWO_RANKS_SHARE and model.packed is None:
         execution = "on two ranks"
     governor = rng.random()
     return replace(
