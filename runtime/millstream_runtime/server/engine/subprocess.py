@@ -193,9 +193,10 @@ class EngineSubprocess(asyncio.Protocol):
             self._end()
 
     def _wait(self) -> None:
-        # Not reaped yet: until then its number, which is the group's, belongs to no other process.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        _kill_group(self._process.pid)
+        with contextlib.suppress(ChildProcessError):  # it ended, and somebody has asked for its exit code
+            # Not reaped yet: until then its number, which is the group's, belongs to no other process.
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            _kill_group(self._process.pid)
         code = self._process.wait()
         try:
             self._loop.call_soon_threadsafe(self._on_exit, code)
