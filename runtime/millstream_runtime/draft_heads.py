@@ -70,7 +70,7 @@ def describe_head(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
 
         {"kind": "EAGLE-1", "elements": 475904,   weights that the runtime loads, of all tensors that it reads
          "unsupported": null,                     or the field, with its value, for which it loads none
-         "config": {"hidden_size": 256, …},       sizes, as the file has them: nobody has checked them
+         "config": {"hidden_size": 256, …},       sizes, as the file has them, unchecked
          "wrong": "tensor fc.weight is missing"}  absent where all tensors are there, and none that is no head's
 
     Args:

@@ -37,8 +37,7 @@ def read_head(answer: Mapping[str, Any], method: str) -> ModelShape:
 
     Raises:
         ConfigError: it holds no head of this method, a tensor is missing, surplus or of another size, or a field is out
-            of range; UnsupportedModelError: a head that no
-            runtime of this version serves.
+            of range; UnsupportedModelError: a head that no runtime of this version serves.
     """
     kind = _kind(answer)
     if kind is None:

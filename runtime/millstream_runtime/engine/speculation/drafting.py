@@ -237,7 +237,7 @@ class Drafting:
         )
 
     def _levels_of(self, num_drafts: int) -> int:
-        """The length of so many drafts."""
+        """How many levels of the tree these drafts fill; of a chain, their number."""
         return num_drafts if self._tree is None else self._tree.levels_of(num_drafts)
 
     def _forget_counts(self) -> None:

@@ -8,7 +8,7 @@ That bound is all that is asked: what drafts save of it depends on who else draf
 takes nearly as long for one request as for a batch. To leave out those that save less than they cost by themselves
 made batches of which only a part drafts, and these were slower than either all or none.
 
-How many tokens are to come nobody knows: the mean of the answers before it is taken; of one that is longer than that
+How many tokens are to come is not known: the mean of the answers before it is taken; of one that is longer than that
 already, as many more as it has.
 """
 
@@ -24,7 +24,7 @@ class ReadingWorth:
         self._mean_tokens: float | None = None
 
     def observe_answer(self, num_tokens: int) -> None:
-        """Learn that an answer has ended with so many tokens."""
+        """Learn how many tokens an answer had when it ended."""
         known = self._mean_tokens
         self._mean_tokens = num_tokens if known is None else (1 - NEW_SHARE) * known + NEW_SHARE * num_tokens
 

@@ -21,7 +21,7 @@ SAMPLE_BYTES = 4096
 def checkpoint_digest(folder: Path, *, with_times: bool = True) -> bytes:
     """Return 32 bytes, of config.json and of the weights. Files that cannot be read are an OSError.
 
-    `with_times`: False leaves the times of change out, for two readings of one folder that nobody should have changed.
+    `with_times`: False leaves the times of change out, for two readings of one folder during a run.
     """
     digest = hashlib.sha256(b"millstream checkpoint\0")
     gguf = gguf_files_in(folder)  # they hold their own config

@@ -193,7 +193,7 @@ class EngineSubprocess(asyncio.Protocol):
             self._end()
 
     def _wait(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # it ended, and somebody has asked for its exit code
+        with contextlib.suppress(ChildProcessError):  # its exit code was read already
             # Not reaped yet: until then its number, which is the group's, belongs to no other process.
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             _kill_group(self._process.pid)
