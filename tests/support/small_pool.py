@@ -12,6 +12,7 @@ import pytest
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kv.pool_size import PoolSize
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
@@ -50,7 +51,7 @@ def small_pools(longest_tokens: int, spare_blocks: int) -> Iterator[None]:
     """
     size_pool = shard.size_pool
 
-    def size_small(config: RuntimeConfig, shard_config: shard.ShardConfig, *others: Any) -> PoolSize:
+    def size_small(config: RuntimeConfig, shard_config: ShardConfig, *others: Any) -> PoolSize:
         least = shard.request_blocks(config, shard_config).most(longest_tokens)
         return replace(size_pool(config, shard_config, *others), num_blocks=least + spare_blocks)
 

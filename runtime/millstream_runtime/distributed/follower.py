@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
+
 import millstream_runtime.engine  # noqa: F401 - sets OpenMP's environment, which torch reads as it loads  # isort: skip
 import torch
 
@@ -106,7 +108,7 @@ class Follower:
     def _load(self, config: RuntimeConfig, kernels: Choices) -> None:
         self._forward = self._cache = self._model = None  # their memory, before there are two
         self._config = config
-        self._shard_config = shard.resolve_shard_config(config, self._ranks)
+        self._shard_config = resolve_shard_config(config, self._ranks)
         loaded = rank_kernels.load(config, self._shard_config, self._ranks, kernels)
         self._model = loaded.model
         self._link.send(ShardLoaded(list(loaded.kernels)))

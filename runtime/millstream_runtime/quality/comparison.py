@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv.pool_size import gibibytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
@@ -104,7 +104,7 @@ def _documents(
 
 def _check_memory(*configs: RuntimeConfig) -> None:
     """On a CPU; a GPU's memory is what is free of it when a model is loaded."""
-    shapes = [shard.resolve_shard_config(one) for one in configs]
+    shapes = [resolve_shard_config(one) for one in configs]
     if shapes[0].device.type != "cpu":
         return
     needed_bytes = sum(expected_weights(one.model_config, one.dtype).num_bytes for one in shapes)

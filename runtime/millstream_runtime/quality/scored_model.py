@@ -17,6 +17,7 @@ from torch import Tensor
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 
 CHUNK_TOKENS = 512
@@ -39,7 +40,7 @@ class ScoredModel:
         Raises:
             RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, InvalidConfig or OutOfMemory.
         """
-        shard_config = shard.resolve_shard_config(config)
+        shard_config = resolve_shard_config(config)
         self._policy = shard_config.policy
         model = shard.load(config, shard_config)
         self.max_model_len = shard_config.model_config.max_model_len
@@ -91,5 +92,5 @@ class ScoredModel:
 
 def with_max_model_len(config: RuntimeConfig, max_tokens: int) -> RuntimeConfig:
     """The configuration for documents of at most `max_tokens`, or of what the model takes if that is less."""
-    longest = shard.resolve_shard_config(config).model_config.max_model_len
+    longest = resolve_shard_config(config).model_config.max_model_len
     return replace(config, max_model_len=min(max_tokens, longest))

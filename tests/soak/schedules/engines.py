@@ -19,6 +19,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.scheduling.sequence import Sequence
@@ -144,7 +145,7 @@ class Engines:
     def _load(
         self,
         config: RuntimeConfig,
-        shard_config: shard.ShardConfig,
+        shard_config: ShardConfig,
         ranks: Ranks = SINGLE_PROCESS,
         on_read: Any = None,
         kernels: LayerKernels | None = None,
@@ -157,7 +158,7 @@ class Engines:
             self._decoders[key] = _load_shard(config, shard_config, ranks, on_read)
         return self._decoders[key]
 
-    def _load_draft(self, config: RuntimeConfig, target: shard.ShardConfig, draft: draft_shard.DraftShard) -> Decoder:
+    def _load_draft(self, config: RuntimeConfig, target: ShardConfig, draft: draft_shard.DraftShard) -> Decoder:
         key = str(draft.folder), draft.model_config.max_model_len
         if key not in self._decoders:
             self._decoders[key] = _load_draft(config, target, draft)

@@ -25,6 +25,7 @@ from millstream_operator.planning.sizing.memory_ledger import kv_bytes_per_token
 from millstream_operator.rendering.runtime_config import boot_config
 from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.kv.pool_size import MemoryBudget
 from millstream_runtime.engine.request import Request
 from millstream_runtime.errors import FailureReason, RuntimeFailure
@@ -146,7 +147,7 @@ def test_a_plan_for_a_gpu_promises_the_tokens_that_the_runtime_will_report(
     assert boot.enable_hybrid_kv_cache_manager is FLAGS[asked]
     # Where nothing is asked for, a GPU keeps one table, and a CPU, which computes here, chooses.
     runtime = RuntimeConfig.of(replace(boot, enable_hybrid_kv_cache_manager=FLAGS[asked] or False))
-    shard_config = shard.resolve_shard_config(runtime)
+    shard_config = resolve_shard_config(runtime)
     budget = MemoryBudget(limit_bytes=0, used_bytes=0, reserve_bytes=0, available_bytes=plan.memory.kv_cache_bytes)
     found = shard.size_pool(runtime, shard_config, budget)
     held = shard.request_blocks(runtime, shard_config)
@@ -193,7 +194,7 @@ def test_a_plan_for_a_cpu_promises_the_tokens_of_a_quantized_pool(
     assert tokens[1] > 3.7 * tokens[0], "32 bits become 8 and a scale"
     runtime = RuntimeConfig.of(replace(boot_config(quantized), model=str(tmp_path)))
     assert runtime.kv_cache_dtype.method == kv_cache
-    shard_config = shard.resolve_shard_config(runtime)
+    shard_config = resolve_shard_config(runtime)
     budget = MemoryBudget(limit_bytes=0, used_bytes=0, reserve_bytes=0, available_bytes=quantized.memory.kv_cache_bytes)
     found = shard.size_pool(runtime, shard_config, budget)
     held = shard.request_blocks(runtime, shard_config)

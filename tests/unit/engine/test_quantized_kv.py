@@ -18,8 +18,8 @@ import torch
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.shard_config import _require_kv_format
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.quality.scored_model import ScoredModel
@@ -289,6 +289,6 @@ def test_the_same_bytes_hold_more_tokens_than_16_bits(
 def test_a_gpu_is_refused_by_name_before_a_weight_is_read(stored: KVCacheDType) -> None:
     words = rf"--kv-cache-dtype is '{stored}'.* on cuda; leave it out .*--device cpu"
     with pytest.raises(RuntimeFailure, match=words) as refused:
-        shard._require_kv_format(stored, torch.device("cuda"))
+        _require_kv_format(stored, torch.device("cuda"))
     assert refused.value.reason is FailureReason.UNSUPPORTED_BY_RUNTIME
-    shard._require_kv_format(KVCacheDType.AUTO, torch.device("cuda"))
+    _require_kv_format(KVCacheDType.AUTO, torch.device("cuda"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millstream_runtime.config import RuntimeConfig, WeightFormat
-from millstream_runtime.engine.execution.shard import resolve_shard_config
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import dense

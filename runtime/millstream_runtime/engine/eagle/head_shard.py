@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
-from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.engine.execution.draft_shard import DraftShard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
@@ -54,7 +55,7 @@ class LoadedHead:
     kv_cache_bytes: int  # of both pools
 
 
-def resolve_head(config: RuntimeConfig, target: shard.ShardConfig) -> HeadShard | None:
+def resolve_head(config: RuntimeConfig, target: ShardConfig) -> HeadShard | None:
     """Check the head against its target; None without one.
 
     Raises:
@@ -78,7 +79,7 @@ def resolve_head(config: RuntimeConfig, target: shard.ShardConfig) -> HeadShard 
     return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape, state_layers)
 
 
-def refuse_device_and_ranks(config: RuntimeConfig, target: shard.ShardConfig) -> None:
+def refuse_device_and_ranks(config: RuntimeConfig, target: ShardConfig) -> None:
     """Heads are served on one CPU. Raises RuntimeFailure: UnsupportedByRuntime, naming the flag."""
     if target.device.type != "cpu":
         raise RuntimeFailure(
@@ -94,13 +95,13 @@ def refuse_device_and_ranks(config: RuntimeConfig, target: shard.ShardConfig) ->
         )
 
 
-def load(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> DraftHead:
+def load(config: RuntimeConfig, target: ShardConfig, head: HeadShard) -> DraftHead:
     """Load its weights. The target's, which come after, keep their memory."""
     copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, head)
     return heads.load(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes)
 
 
-def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> int:
+def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, head: HeadShard) -> int:
     """Return the memory of its largest pass."""
     elements = INPUT_COPIES * head.model_config.hidden_size + head.state_size
     inputs_bytes = elements * config.max_num_batched_tokens * target.dtype.itemsize
@@ -109,7 +110,7 @@ def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, head: H
 
 def make_head(
     config: RuntimeConfig,
-    target: shard.ShardConfig,
+    target: ShardConfig,
     head: HeadShard,
     loaded: DraftHead,
     forward: Forward,

@@ -37,7 +37,8 @@ from millstream_runtime.engine.execution.kernel_choice import (
     SAMPLER,
     backend_of,
 )
-from millstream_runtime.engine.execution.shard import ShardConfig, step_of_prompts
+from millstream_runtime.engine.execution.shard import step_of_prompts
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import SamplingParams

@@ -13,6 +13,7 @@ import torch
 from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.shard_config import ShardConfig, require_format
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
@@ -58,7 +59,7 @@ class LoadedDraft:
     kv_cache_bytes: int
 
 
-def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShard | None:
+def resolve_draft(config: RuntimeConfig, target: ShardConfig) -> DraftShard | None:
     """Check the draft model against the target; None without one.
 
     Raises:
@@ -69,7 +70,7 @@ def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShar
         return None
     folder = draft_folder(config, "*.safetensors and the target's tokenizer")
     shape = load_model_config(folder)
-    shard.require_format(shape, target.device)
+    require_format(shape, target.device)
     _require_same_vocabulary(Path(config.model), target.model_config, folder, shape)
     shape = replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
     weight_bytes = expected_weights(shape, target.dtype).num_bytes
@@ -90,13 +91,13 @@ def draft_folder(config: RuntimeConfig, content: str) -> Path:
     return folder
 
 
-def load_draft(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> Decoder:
+def load_draft(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> Decoder:
     """Load its weights. The target's, which come after, keep their memory."""
     budget_bytes = copy_budget_bytes(config, target, draft)
     return load_model(draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=budget_bytes)
 
 
-def copy_budget_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+def copy_budget_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> int:
     """Return what second copies of its weights may take, on a device that uses them."""
     if target.device.type != "cpu":
         return 0
@@ -107,7 +108,7 @@ def copy_budget_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: D
 
 def size_pools(
     config: RuntimeConfig,
-    target: shard.ShardConfig,
+    target: ShardConfig,
     budget: pool_size.MemoryBudget,
     ranks: RankInfo,
     draft: DraftShard | None,
@@ -131,7 +132,7 @@ def size_pools(
 
 
 def make_draft(
-    config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard, model: Decoder, layout: KVLayout, blocks: int
+    config: RuntimeConfig, target: ShardConfig, draft: DraftShard, model: Decoder, layout: KVLayout, blocks: int
 ) -> LoadedDraft:
     """Allocate its pool of as many blocks as the target's. `layout`: of the target's pool."""
     shape = draft.model_config
@@ -151,7 +152,7 @@ def make_draft(
     return LoadedDraft(forward, draft.context_tokens, model.weight_bytes, cache.num_bytes)
 
 
-def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> int:
     """Return the memory of its largest pass."""
     return worst_step_bytes(
         draft.model_config,
@@ -181,7 +182,7 @@ def _require_same_vocabulary(target_folder: Path, target: ModelConfig, folder: P
         )
 
 
-def require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes: int) -> None:
+def require_fit(config: RuntimeConfig, target: ShardConfig, weight_bytes: int) -> None:
     """Refuse weights that are larger than the target's, or do not fit next to them."""
     target_bytes, gibibytes = _target_bytes(target), pool_size.gibibytes
     if weight_bytes > target_bytes:
@@ -203,5 +204,5 @@ def require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes: 
         )
 
 
-def _target_bytes(target: shard.ShardConfig) -> int:
+def _target_bytes(target: ShardConfig) -> int:
     return expected_weights(target.model_config, target.dtype).num_bytes

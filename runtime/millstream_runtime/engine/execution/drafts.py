@@ -5,9 +5,10 @@ from __future__ import annotations
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.eagle import head_shard
 from millstream_runtime.engine.eagle.head_shard import HeadShard, LoadedHead
-from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.engine.execution.draft_shard import DraftShard, LoadedDraft
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.medusa import medusa_shard
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa, MedusaShard
 from millstream_runtime.kv_layout import KVLayout
@@ -18,13 +19,13 @@ from millstream_runtime.models.medusa.medusa_heads import MedusaHeads
 DraftWeights = Decoder | DraftHead | MedusaHeads
 
 
-def resolve(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShard | None:
+def resolve(config: RuntimeConfig, target: ShardConfig) -> DraftShard | None:
     """Check it against the target; None without one. Raises RuntimeFailure: it cannot serve this target."""
     resolvers = (draft_shard.resolve_draft, head_shard.resolve_head, medusa_shard.resolve_medusa)
     return next((found for resolve in resolvers if (found := resolve(config, target)) is not None), None)
 
 
-def load(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> DraftWeights:
+def load(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> DraftWeights:
     """Load its weights, before the target's."""
     if isinstance(draft, MedusaShard):
         return medusa_shard.load(config, target, draft)
@@ -33,7 +34,7 @@ def load(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) ->
     return draft_shard.load_draft(config, target, draft)
 
 
-def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> int:
     """Return the memory of its largest pass."""
     if isinstance(draft, MedusaShard):
         return medusa_shard.largest_step_bytes(config, draft, target.dtype)
@@ -44,7 +45,7 @@ def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: 
 
 def make(
     config: RuntimeConfig,
-    target: shard.ShardConfig,
+    target: ShardConfig,
     draft: DraftShard,
     weights: DraftWeights,
     forward: Forward,

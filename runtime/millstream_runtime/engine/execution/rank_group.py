@@ -41,6 +41,7 @@ from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs import GraphCost, GraphedDecodes, GraphPlan
 from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
+from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -131,7 +132,7 @@ def start_rank_group(config: RuntimeConfig) -> RankGroup:
     from millstream_runtime.models.linear.tensor_parallel import PlannedRanks
 
     planned = PlannedRanks(0, config.tensor_parallel_size)
-    shard_config = shard.resolve_shard_config(config, planned)
+    shard_config = resolve_shard_config(config, planned)
     expected_weights(shard_config.model_config, shard_config.dtype, planned)
     return Leader(config.tensor_parallel_size, shard_config.device)
 
@@ -140,7 +141,7 @@ def start_rank_group(config: RuntimeConfig) -> RankGroup:
 class LoadedModel:
     """A model on all its ranks, ready to compute: rank 0's part of it, and what holds for all ranks."""
 
-    shard_config: shard.ShardConfig
+    shard_config: ShardConfig
     forward: Forward
     pool: pool_size.PoolSize
     layout: KVLayout
@@ -170,7 +171,7 @@ def load_on_ranks(
         RuntimeFailure: what any rank failed with.
     """
     ranks = rank_group.ranks
-    shard_config = shard.resolve_shard_config(config, ranks)
+    shard_config = resolve_shard_config(config, ranks)
     if execution is None:
         execution = choose(config, shard_config.model_config, shard_config.device)
     recorder = execution.recorder
@@ -241,7 +242,7 @@ def _record_graphs(
 
 
 def _choose_kernels(
-    config: RuntimeConfig, shard_config: shard.ShardConfig, ranks: Ranks, execution: Execution
+    config: RuntimeConfig, shard_config: ShardConfig, ranks: Ranks, execution: Execution
 ) -> tuple[KernelChoice, ...]:
     return choose_kernels(
         rank_config(shard_config.model_config, ranks),
@@ -260,7 +261,7 @@ def _of_others(kernels: Choices) -> list[KernelChoice]:
 
 def _load_alike(
     config: RuntimeConfig,
-    shard_config: shard.ShardConfig,
+    shard_config: ShardConfig,
     rank_group: RankGroup,
     kernels: Choices,
     on_read: OnRead | None,

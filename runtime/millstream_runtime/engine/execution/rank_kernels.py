@@ -18,6 +18,7 @@ from millstream_runtime.engine.execution.kernel_choice import (
     backend_of,
     layer_kernels,
 )
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import Ranks
@@ -36,7 +37,7 @@ class LoadedShard(NamedTuple):
 
 def load(
     config: RuntimeConfig,
-    shard_config: shard.ShardConfig,
+    shard_config: ShardConfig,
     ranks: Ranks,
     kernels: Choices,
     on_read: OnRead | None = None,

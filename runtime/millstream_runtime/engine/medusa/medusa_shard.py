@@ -13,9 +13,10 @@ from torch import Tensor
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.eagle.head_shard import refuse_device_and_ranks
 from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
-from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.engine.execution.draft_shard import DraftShard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.sampling.sampler import greedy
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.models.config.model_config import ModelConfig
@@ -78,7 +79,7 @@ class LoadedMedusa:
     kv_cache_bytes: int  # of the hidden states
 
 
-def resolve_medusa(config: RuntimeConfig, target: shard.ShardConfig) -> MedusaShard | None:
+def resolve_medusa(config: RuntimeConfig, target: ShardConfig) -> MedusaShard | None:
     """Check the heads against their target; None without any.
 
     Raises:
@@ -97,7 +98,7 @@ def resolve_medusa(config: RuntimeConfig, target: shard.ShardConfig) -> MedusaSh
     return MedusaShard(folder, model, model.max_model_len + 1, weight_bytes, shape)
 
 
-def load(config: RuntimeConfig, target: shard.ShardConfig, heads: MedusaShard) -> MedusaHeads:
+def load(config: RuntimeConfig, target: ShardConfig, heads: MedusaShard) -> MedusaHeads:
     """Load their weights. The target's, which come after, keep their memory."""
     copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, heads)
     return load_medusa_heads(heads.shape, heads.sizes, heads.folder, target.dtype, target.device, copy_budget_bytes)
@@ -111,7 +112,7 @@ def largest_step_bytes(config: RuntimeConfig, heads: MedusaShard, dtype: torch.d
 
 def make_medusa(
     config: RuntimeConfig,
-    target: shard.ShardConfig,
+    target: ShardConfig,
     heads: MedusaShard,
     loaded: MedusaHeads,
     forward: Forward,

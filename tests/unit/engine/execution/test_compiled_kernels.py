@@ -25,7 +25,8 @@ from millstream_runtime.engine.execution import compiled_kernels
 from millstream_runtime.engine.execution.compiled_kernels import CompiledKernels, load_and_start
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.kernel_choice import PARTS, backend_of, choose_kernels, layer_kernels
-from millstream_runtime.engine.execution.shard import ShardConfig, step_of_prompts
+from millstream_runtime.engine.execution.shard import step_of_prompts
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from millstream_runtime.config import SpeculationMethod
 from millstream_runtime.engine.eagle import head_shard
-from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution import draft_shard
+from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.eagle_heads import WriteHead, to_speculators
 from tests.support.engines import MakeEngine, WriteModel
@@ -160,7 +161,7 @@ def test_several_ranks(changed: Callable[..., Path]) -> None:
     config = from_args(
         ["--model", "m", "--speculation-method", "EAGLE", "--draft-model", str(head), "--tensor-parallel-size", "2"]
     )
-    target = shard.ShardConfig(None, torch.device("cpu"), torch.float32, None)  # type: ignore[arg-type]
+    target = ShardConfig(None, torch.device("cpu"), torch.float32, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeFailure) as found:
         head_shard.resolve_head(config, target)
     assert found.value.reason is FailureReason.UNSUPPORTED_BY_RUNTIME

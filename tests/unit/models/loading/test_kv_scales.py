@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from millstream_runtime.config import Device, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.loading.kv_scales import read_kv_scales
 from tests.support.family_cases import dense
@@ -74,7 +75,7 @@ def test_an_fp8_cache_stores_numbers_divided_by_the_scales_of_its_checkpoint(tmp
     found = []
     for stored in (KVCacheDType.FP8, KVCacheDType.INT8):
         runtime = RuntimeConfig(model=str(tmp_path), served_model_name="test", device=Device.CPU, kv_cache_dtype=stored)
-        cache = shard.make_kv_cache(runtime, shard.resolve_shard_config(runtime), 1)
+        cache = shard.make_kv_cache(runtime, resolve_shard_config(runtime), 1)
         for layer in range(2):
             pool = cache.layer(layer)
             pool.write(torch.tensor([0]), torch.full((1, 4, 12), 100.0))
