@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
+from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import DraftLengths
 
 Answer = Seq[bool]

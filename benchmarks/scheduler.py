@@ -17,8 +17,9 @@ from typing import Any
 from benchmarks import machine
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.scheduler import Scheduler, SchedulerState, schedule
+from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import SchedulerState, schedule
 
 RESULT = Path(__file__).parent / "results" / "scheduler.json"
 NUM_RUNNING = 256

@@ -32,7 +32,7 @@ from benchmarks.machine import describe
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
+from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder, Recorder
 from tests.support.eager_recorder import EagerRecorder
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -1,6 +1,6 @@
 """On a GPU: the same tokens by graphs, overlapped and eagerly; no launch waits; what graphs take is measured.
 
-On a CPU `tests/unit/engine/execution/test_graphs.py` and `test_overlap.py` prove all but the calls of `torch.cuda`.
+On a CPU `tests/unit/engine/execution` proves all but the calls of `torch.cuda` (`test_graphs.py`, `test_overlap.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CudaRecorder
+from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
 from tests.support.eager_recorder import EagerRecorder

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.scheduling.pacing import Pace, StepTime
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, StepLoad
-from millstream_runtime.engine.scheduling.scheduler import Chunk
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 
 PROMPT_TOKENS = 9  # odd, so that chunks end anywhere in a block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from millstream_runtime.engine.execution.recorders import Recorded
+from millstream_runtime.engine.execution.graphs.recorders import Recorded
 
 
 class EagerRecorder:

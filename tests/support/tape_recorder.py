@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from millstream_runtime.engine.execution.recorders import CaptureError, Recorded
+from millstream_runtime.engine.execution.graphs.recorders import CaptureError, Recorded
 
 _READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
 _ALL_REDUCE = "c10d::allreduce_"

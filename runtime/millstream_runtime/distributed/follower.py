@@ -45,10 +45,10 @@ from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import rank_kernels, shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.execution.kernel_choice import backend_of
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.rank_kernels import Choices
-from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.errors import FailureReason, RuntimeFailure

@@ -18,7 +18,7 @@ from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_d
 from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphUse
 from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group
@@ -31,8 +31,9 @@ from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.sampling.validation import check_request
 from millstream_runtime.engine.scheduling.decode_times import growth_of
 from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
-from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan, tokens_alone
+from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import Chunk, StepPlan, tokens_alone
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import crowd_of
 from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes

@@ -18,7 +18,7 @@ from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.graphs.recorders import Recorder
 from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor

@@ -21,7 +21,7 @@ from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import Models
 from tests.support.small_pool import shrink_pool
-from tests.unit.engine.test_invariants import CROWDED, EXECUTIONS
+from tests.support.ways import CROWDED, EXECUTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("llama", "mistral", "gemma2", "mixtral", "deepseek-v2")

@@ -21,7 +21,7 @@ from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import Models
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import prompts_of, reference_answers
-from tests.unit.engine.test_invariants import CHUNKED, NO_CACHE, Way, all_at_once, hits, preempts, twice
+from tests.support.ways import CHUNKED, NO_CACHE, Way, all_at_once, hits, preempts, twice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("gemma2", "gemma3", "qwen2-windows")

@@ -16,7 +16,7 @@ from millstream_runtime.engine.request import FinishReason, Request, RequestErro
 from tests.support.crowded import crowd
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.short_of_memory import ShortOfMemory
-from tests.unit.engine.test_invariants import CROWDED, EXECUTIONS, SAMPLINGS
+from tests.support.ways import CROWDED, EXECUTIONS, SAMPLINGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODES: dict[str, Callable[[], Execution | None]] = {**EXECUTIONS, **CROWDED}

@@ -14,7 +14,7 @@ from millstream_runtime.engine.device_policy import AcceleratorPolicy
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.model_runner import Launched
-from millstream_runtime.engine.scheduling.scheduler import Chunk
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.models.cpu import two_layouts
 from tests.support.engines import MakeEngine, WriteModel
 from tests.support.tiny_model import write_tiny_model

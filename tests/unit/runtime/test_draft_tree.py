@@ -6,7 +6,7 @@ import pytest
 
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
 from millstream_runtime.draft_tree import MAX_DEPTH, MAX_NODES, DraftTree, depths
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
+from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.models.medusa.medusa_heads import MAX_HEADS
 

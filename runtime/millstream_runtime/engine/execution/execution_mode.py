@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
+from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
-from millstream_runtime.engine.execution.graphs import FillTokens, GraphedDecodes, leave_tokens
+from millstream_runtime.engine.execution.graphs.graphed_decodes import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.execution.pass_input import PassInput
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.kernel_backends import Backend

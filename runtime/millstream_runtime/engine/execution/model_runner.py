@@ -12,7 +12,7 @@ from torch import Tensor
 from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graphs import GraphPlan, GraphUse
+from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphPlan, GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
@@ -21,8 +21,8 @@ from millstream_runtime.engine.sampling.logprobs import Described, DescribeToken
 from millstream_runtime.engine.sampling.rejection import Proposal
 from millstream_runtime.engine.sampling.sampler import SamplerKernels, SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
-from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.engine.transfer import ReadBack, on_device
 
 

@@ -29,8 +29,8 @@ from enum import StrEnum
 
 from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.scheduling.pacing import StepTime
-from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 
 
 class Wait(StrEnum):

@@ -34,11 +34,11 @@ from millstream_runtime.distributed.messages import (
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.execution import draft_shard, drafts, rank_kernels, shard
-from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graphs import GraphCost, GraphedDecodes, GraphPlan
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
 from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config

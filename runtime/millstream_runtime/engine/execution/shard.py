@@ -12,20 +12,20 @@ import torch
 
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention import varlen_attention
-from millstream_runtime.engine.execution.buckets import Bucket, Buckets
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graph_budget import buckets_within, estimate_bytes
-from millstream_runtime.engine.execution.graphs import GraphedDecodes, GraphPlan
-from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
+from millstream_runtime.engine.execution.graphs.graph_budget import buckets_within, estimate_bytes
+from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphedDecodes, GraphPlan
+from millstream_runtime.engine.execution.graphs.recorders import Recorder
+from millstream_runtime.engine.execution.graphs.static_decode import StaticDecode
 from millstream_runtime.engine.execution.shard_config import ShardConfig
-from millstream_runtime.engine.execution.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
+from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.kv_layout import RequestBlocks, choose_layout

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream_runtime.engine.execution.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from millstream_runtime.engine.scheduling.decode_times import DecodeTimes
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, StepLoad, work
-from millstream_runtime.engine.scheduling.scheduler import Chunk
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target

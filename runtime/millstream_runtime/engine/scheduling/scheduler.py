@@ -1,260 +1,31 @@
-"""Which sequences compute how many tokens in the next step.
-
-There are no phases. Each step moves the computed tokens of sequences towards their known tokens, under one token
-budget (vLLM V1's rule): a long prompt takes several chunks, a decode is a chunk of one token, a preempted sequence
-starts again, and a prefix-cache hit starts further on.
+"""The queues of sequences, and how a plan is applied to them.
 
     waiting (in order) --admit--> running (a row each) --finish--> gone
               ^--------------preempt---------------'
 
-`schedule(state) -> plan` decides: pure, no torch, no clock, no randomness, nothing changed. `Scheduler` owns the
-queues and applies the plan.
-
-No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence in order is
-never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start and a bounded
-delay of long prompts (see `waiting_order`), room in the pool is given in that order, `prompt_budget` divides each step
-so that long and short prompts do not block each other, and after finitely many arrivals every newcomer comes behind.
+`step_plan.schedule` decides what the next step computes; `Scheduler` owns the queues, the rows and the blocks, and
+changes them by what was decided.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, StepLoad, divide
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import (
+    BudgetOf,
+    Chunk,
+    Proposals,
+    SchedulerState,
+    StepPlan,
+    schedule,
+    tokens_alone,
+    watermark_blocks,
+)
 from millstream_runtime.engine.scheduling.waiting_order import queue_order
-
-# Blocks that an admission leaves free for running sequences: without them each admission soon costs a preemption.
-WATERMARK_PERCENT = 1
-# Drafts of a step. Each needs a row of logits, whose memory is set aside at boot.
-MOST_STEP_DRAFTS = 64
-
-
-class Chunk(NamedTuple):
-    """The next `num_tokens` uncomputed tokens of one sequence. Its drafts are the last of them."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether this chunk reaches the last known token, so that a new one is sampled."""
-        return self.num_tokens - len(self.sequence.draft_ids) == self.sequence.num_uncomputed_tokens
-
-
-Proposals = Mapping[Sequence, Seq[int]]
-"""Tokens that may follow the known ones of decodes: see `speculation.Drafter`."""
-
-BudgetOf = Callable[[StepLoad], PromptBudget]
-"""Returns what a step of this load may compute of prompts: `Pace.budget`, or `tokens_alone`."""
-
-
-def tokens_alone(load: StepLoad) -> PromptBudget:
-    """Whatever the prompts cost."""
-    return PromptBudget(load.max_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerState:
-    """All that a plan depends on. `running` and `waiting` are sorted by `Sequence.order`."""
-
-    blocks: BlockManager
-    running: list[Sequence]
-    waiting: list[Sequence]
-    num_free_rows: int
-    max_num_batched_tokens: int
-    budget_of: BudgetOf = tokens_alone  # for the prompts of a step that others share
-    proposals: Proposals = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one step computes, which sequences are admitted with which cached blocks, and which are preempted."""
-
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    admitted: dict[Sequence, list[int]] = field(default_factory=dict)
-    preempted: list[Sequence] = field(default_factory=list)
-    drafts: dict[Sequence, list[int]] = field(default_factory=dict)  # that decodes check; `chunks` count them
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all chunks."""
-        return sum(self.chunks.values())
-
-
-def schedule(state: SchedulerState) -> StepPlan:
-    """Choose the chunks of the next step: decodes first, then what fits of prompts, under way or waiting, in order."""
-    builder = _PlanBuilder(state)
-    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way.
-    prompts: list[Sequence] = []
-    for sequence in state.running:
-        if sequence.is_complete:
-            continue  # it waits until its last step is read
-        if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
-            prompts.append(sequence)
-        else:
-            builder.decode(sequence)
-    builder.compute_prompts(prompts)
-    if state.proposals:
-        builder.add_drafts()
-    return builder.plan
-
-
-class _PlanBuilder:
-    """A plan in the making, and what it leaves of the budget and of the pool."""
-
-    def __init__(self, state: SchedulerState) -> None:
-        self.plan = StepPlan()
-        self._state = state
-        self._blocks = state.blocks
-        self._block_size_tokens = state.blocks.block_size_tokens
-        self._tokens_left = state.max_num_batched_tokens
-        self._blocks_left = state.blocks.num_free_blocks
-        self._rows_left = state.num_free_rows
-        self._preempted: set[Sequence] = set()
-        self._released: Counter[int] = Counter()  # by block: holders that the plan preempts
-        self._taken: dict[Sequence, int] = {}  # blocks set aside for running sequences
-        self._reused: set[int] = set()  # evictable blocks that an admission of this plan holds again
-
-    def decode(self, sequence: Sequence) -> None:
-        """Plan the next token of a running sequence."""
-        if not self._tokens_left or sequence in self._preempted:
-            return
-        if len(sequence.token_ids) <= len(sequence.block_table) * self._block_size_tokens or self._take_blocks(
-            sequence
-        ):
-            self.plan.chunks[sequence] = 1
-            self._tokens_left -= 1
-
-    def compute_prompts(self, running: list[Sequence]) -> None:
-        """Plan the next chunks of prompts under way, and admit as many of the waiting as have one."""
-        if not self._tokens_left or not (running or self._state.waiting):
-            return
-        needs = [
-            PromptNeed(one, one.num_uncomputed_tokens, one.num_computed_tokens)
-            for one in running
-            if one not in self._preempted and self._take_blocks(one)
-        ]
-        needs = [need for need in needs if need.sequence not in self._preempted]
-        load = StepLoad(self._tokens_left, len(self.plan.chunks), len(needs) + len(self._state.waiting))
-        is_shared = load.num_decodes or load.num_prompts > 1
-        budget = (self._state.budget_of if is_shared else tokens_alone)(load)
-        hits: dict[Sequence, list[int]] = {}
-        if not self.plan.preempted:  # the preempted must not return by preempting another
-            hits = self._reserve_for_waiting(budget, needs)
-        for sequence, num_tokens in divide(budget, needs).items():
-            self.plan.chunks[sequence] = num_tokens
-            if sequence in hits:
-                self.plan.admitted[sequence] = hits[sequence]
-
-    def add_drafts(self) -> None:
-        """Let decodes check what is proposed for them, with what all else leaves of the budget and of the pool."""
-        if self.plan.preempted:
-            return
-        tokens_left = min(MOST_STEP_DRAFTS, self._state.max_num_batched_tokens - self.plan.num_tokens)
-        blocks_left = self._blocks_left - watermark_blocks(self._blocks)
-        for sequence, proposed in self._state.proposals.items():
-            if self.plan.chunks.get(sequence) != 1:
-                continue  # it has no place in this step
-            num_known, drafts = len(sequence.token_ids), [*proposed[:tokens_left]]
-            missing = self._missing_for_drafts(sequence, num_known + len(drafts))
-            if missing > blocks_left:  # as many as fit into the blocks that it has by now
-                num_blocks = max(len(sequence.block_table), self._blocks.blocks_for(num_known))
-                drafts = drafts[: num_blocks * self._block_size_tokens - num_known]
-                missing = 0
-            if drafts:
-                self.plan.drafts[sequence] = drafts
-                self.plan.chunks[sequence] += len(drafts)
-                tokens_left, blocks_left = tokens_left - len(drafts), blocks_left - missing
-
-    def _missing_for_drafts(self, sequence: Sequence, num_tokens: int) -> int:
-        if num_tokens <= len(sequence.block_table) * self._block_size_tokens:
-            return 0
-        return self._blocks.missing_blocks(sequence, num_tokens) - self._taken.get(sequence, 0)
-
-    def _reserve_for_waiting(self, budget: PromptBudget, needs: list[PromptNeed]) -> dict[Sequence, list[int]]:
-        """Add the waiting for whom there is a row and blocks to `needs`, in order, until the budget is used.
-
-        Room is set aside for each, also for a long prompt that has no chunk in this step: those behind it that have one
-        take nothing that it needs. The first for whom there is no room waits for it, and nothing overtakes it. Returns
-        the cached blocks of each.
-        """
-        short = [need for need in needs if not budget.is_long(need)]
-        tokens_left = budget.tokens - sum(need.num_tokens for need in short)
-        work_left = budget.work - sum(budget.cost(need.num_tokens, need.context_tokens) for need in short)
-        admissible: dict[Sequence, list[int]] = {}
-        for sequence in self._state.waiting:
-            if tokens_left <= 0 or work_left <= 0:
-                break
-            hits = self._reserve(sequence, is_first=not self._state.running and not admissible)
-            if hits is None:
-                break
-            context_tokens = len(hits) * self._blocks.block_size_tokens
-            need = PromptNeed(sequence, len(sequence.token_ids) - context_tokens, context_tokens)
-            needs.append(need)
-            admissible[sequence] = hits
-            if not budget.is_long(need):
-                tokens_left -= need.num_tokens
-                work_left -= budget.cost(need.num_tokens, context_tokens)
-        return admissible
-
-    def _reserve(self, sequence: Sequence, *, is_first: bool) -> list[int] | None:
-        """Set a row and blocks aside for a waiting sequence; return its cached blocks, or None where it has no room."""
-        if not self._rows_left:
-            return None
-        hits = self._blocks.match_prefix(sequence)
-        held = self._blocks.held_hits(hits)
-        reused = [block for block in held if block not in self._reused and not self._blocks.is_held(block)]
-        # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
-        fresh_blocks = self._blocks.fresh_blocks(sequence, hits)
-        spare_blocks = 0 if is_first else watermark_blocks(self._blocks)
-        if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
-            return None
-        self._blocks_left -= fresh_blocks + len(reused)
-        self._rows_left -= 1
-        self._reused.update(reused)
-        return hits
-
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Set the blocks of all known tokens of a running sequence aside, preempting others where the pool is short.
-
-        False: it is preempted itself.
-        """
-        num_tokens = len(sequence.token_ids)
-        if num_tokens > len(sequence.block_table) * self._blocks.block_size_tokens:
-            missing = self._blocks.missing_blocks(sequence, num_tokens)
-            while missing > self._blocks_left:
-                victim = self._victim()
-                self._preempt(victim)
-                if victim is sequence:
-                    return False
-            self._blocks_left -= missing
-            self._taken[sequence] = missing
-        return True
-
-    def _victim(self) -> Sequence:
-        """The least urgent, then the least computed (cheapest to compute again), then the last; never the first."""
-        first, *others = (one for one in self._state.running if one not in self._preempted)
-        return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.order), default=first)
-
-    def _preempt(self, victim: Sequence) -> None:
-        self._tokens_left += self.plan.chunks.pop(victim, 0)
-        self._blocks_left += self._taken.pop(victim, 0) + self._blocks.freed_by(victim, self._released)
-        self._released.update(self._blocks.held_by(victim))
-        self._preempted.add(victim)
-        self.plan.preempted.append(victim)
-
-
-def watermark_blocks(blocks: BlockManager) -> int:
-    """Return how many blocks stay free for running sequences."""
-    return max(1, blocks.num_blocks * WATERMARK_PERCENT // 100)
 
 
 class Scheduler:

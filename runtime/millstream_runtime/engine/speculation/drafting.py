@@ -16,8 +16,8 @@ from millstream_runtime.config import GovernorMode
 from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import SpeculationStats
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS, Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS, Chunk
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import LengthChoice, decodes_alone
 from millstream_runtime.engine.speculation.reading_worth import ReadingWorth

@@ -16,8 +16,8 @@ from collections.abc import Sequence as Seq
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.request import GovernorReport
-from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.engine.speculation.governor import DraftLengths, Governor
 
 

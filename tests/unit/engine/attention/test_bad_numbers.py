@@ -9,12 +9,12 @@ import torch
 
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
-from millstream_runtime.engine.execution.buckets import Bucket
-from millstream_runtime.engine.execution.static_decode import StaticAttention, StaticDecode
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.static_decode import StaticAttention, StaticDecode
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from tests.unit.engine.attention.test_paged_attention import BLOCK, CASES, SPECS, cache_of, slots_of
-from tests.unit.engine.execution.test_static_decode import BUCKETS, TABLES, Tables, chunk_input, padded
+from tests.unit.engine.execution.graphs.test_static_decode import BUCKETS, TABLES, Tables, chunk_input, padded
 
 BAD = {"NaN": float("nan"), "infinity": float("inf")}
 

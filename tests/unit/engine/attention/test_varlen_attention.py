@@ -12,15 +12,15 @@ import torch
 
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
-from millstream_runtime.engine.execution.buckets import FULL_WIDTH_ROWS, Bucket, Buckets
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.static_decode import StaticDecode
+from millstream_runtime.engine.execution.graphs.buckets import FULL_WIDTH_ROWS, Bucket, Buckets
+from millstream_runtime.engine.execution.graphs.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.models.layers.attention import AttentionSpec
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.varlen_reference import use_reference
-from tests.unit.engine.execution.test_static_decode import Tables, chunk_input, padded
+from tests.unit.engine.execution.graphs.test_static_decode import Tables, chunk_input, padded
 from tests.unit.engine.test_parity import prompts_of
 
 from .test_paged_attention import BLOCK, CASES, SPECS, cache_of, chunk

@@ -16,7 +16,7 @@ from tests.support import recording_follower
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
-from tests.unit.engine.test_invariants import (
+from tests.support.ways import (
     SAMPLINGS,
     Answers,
     all_at_once,

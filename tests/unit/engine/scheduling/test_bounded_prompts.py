@@ -14,8 +14,9 @@ from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget
-from millstream_runtime.engine.scheduling.scheduler import BudgetOf, Chunk, Scheduler
+from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import BudgetOf, Chunk
 from tests.support.tiny_model import write_tiny_model
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, SchedulerState, schedule
+from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.step_plan import Chunk, SchedulerState, schedule
 from millstream_runtime.engine.scheduling.waiting_order import PRIORITY_STRIDE_ARRIVALS
 
 BLOCK = 4

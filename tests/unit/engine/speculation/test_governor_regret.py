@@ -20,7 +20,7 @@ from benchmarks.governor_simulator import (
     simulate,
 )
 from benchmarks.recorded_steps import RecordedSteps, read
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
+from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import Governor
 
 MOST, MOST_LONG = 4, 8

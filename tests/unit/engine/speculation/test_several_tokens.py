@@ -15,7 +15,7 @@ from torch import Tensor
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, SpeculationStats, TokenOutput
-from millstream_runtime.engine.scheduling import scheduler
+from millstream_runtime.engine.scheduling import step_plan
 from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.drafters import EachAlone, OftenRight, always, always_right, always_wrong, failing
@@ -310,7 +310,7 @@ def test_many_requests_share_the_drafts_of_a_step(
     write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of logits have room for no more, whatever is proposed."""
-    for module in (drafting, scheduler):
+    for module in (drafting, step_plan):
         monkeypatch.setattr(module, "MOST_STEP_DRAFTS", 7)
     requests = [Request(str(index), [index + 1] * 3, greedy(9)) for index in range(3)]
     expected = generate(make_engine(write_model()), requests)

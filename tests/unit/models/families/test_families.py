@@ -1,6 +1,6 @@
 """Every model family computes what transformers computes: the same logits, each field counts, damage is refused.
 
-That greedy answers are the same token for token, however they are computed, is in tests/unit/engine/test_invariants.py.
+Greedy answers are the same token for token, however they are computed: see tests/unit/engine/test_every_family.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What tensor-parallel ranks keep of a model, and that together they compute what one computes alone.
 
 Ranks are threads here, so that sizes beyond two cost nothing; the engine runs on real processes in
-tests/unit/engine/test_invariants.py.
+tests/unit/engine/test_every_family.py.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import execution_mode, graph_budget, graphs
-from millstream_runtime.engine.execution.buckets import Bucket, Buckets
+from millstream_runtime.engine.execution import execution_mode
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graphs import GraphCost, GraphPlan, GraphUse
-from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.graphs import graph_budget, graphed_decodes
+from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
+from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphPlan, GraphUse
+from millstream_runtime.engine.execution.graphs.recorders import Recorder
 from millstream_runtime.engine.execution.step_input import ChunkInput
 from millstream_runtime.engine.kv.pool_size import cuda_budget
 from millstream_runtime.models.registry import load_model_config
@@ -86,7 +87,7 @@ def test_a_recording_that_fails_leaves_its_bucket_eager_and_every_answer_as_it_w
 def test_beyond_the_budget_of_memory_or_time_buckets_are_left_eager(budget_bytes: int | None, seconds: float) -> None:
     plan = GraphPlan(Buckets(8, 16, 1 << 30), 16, budget_bytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "RECORDING_SECONDS", seconds)
+        patch.setattr(graphed_decodes, "RECORDING_SECONDS", seconds)
         use = plan.record_all(lambda bucket: GraphCost(0.25, 10), lambda message: None)
     assert (use.num_graphs, use.num_refused, use.num_left, use.num_bytes) == (3, 0, 15, 30)
     assert plan.bucket_of([ChunkInput(1, 250, 0, 0, 16)]) == Bucket(1, 16)

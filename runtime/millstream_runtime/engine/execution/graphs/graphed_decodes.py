@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.execution.buckets import Bucket, Buckets
-from millstream_runtime.engine.execution.recorders import CaptureError, Recorded, Recorder
-from millstream_runtime.engine.execution.static_decode import StaticDecode
+from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
+from millstream_runtime.engine.execution.graphs.recorders import CaptureError, Recorded, Recorder
+from millstream_runtime.engine.execution.graphs.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.logs import log
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from millstream_runtime.engine.device_policy import AcceleratorPolicy
-from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.static_decode import StaticAttention, StaticDecode
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.static_decode import StaticAttention, StaticDecode
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.models.layers.attention import AttentionSpec

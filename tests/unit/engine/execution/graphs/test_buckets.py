@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_runtime.engine.execution.buckets import LEAST_WIDTH_BLOCKS, Bucket, Buckets
+from millstream_runtime.engine.execution.graphs.buckets import LEAST_WIDTH_BLOCKS, Bucket, Buckets
 
 UNBOUNDED = 1 << 40
 

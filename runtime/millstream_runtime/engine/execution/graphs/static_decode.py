@@ -36,7 +36,7 @@ from millstream_runtime.engine.attention.grouped_attention import GroupedAttenti
 from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
-from millstream_runtime.engine.execution.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv.kv_cache import KVCache

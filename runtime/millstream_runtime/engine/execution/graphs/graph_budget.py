@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_runtime.engine.execution.buckets import Buckets
+from millstream_runtime.engine.execution.graphs.buckets import Buckets
 
 GATHER_SHARE_PERCENT = 2  # of the usable memory: what one layer of a padded step may copy
 GATHER_FACTOR = 1.5  # in addition to the copy there are masks, indices, and scores where they are capped
