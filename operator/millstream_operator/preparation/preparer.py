@@ -152,6 +152,8 @@ class Preparer:
         state = await self._steps.run(owner, key, step, attempt, work_of)
         if state.answer is not None:
             return state.answer
+        # The Jobs of later steps are of what has to be made again. Their pods would hold a cache that is being deleted.
+        await self._steps.stop(owner, key, {one.key for one in steps[: steps.index(step) + 1]})
         assert state.problem is not None  # noqa: S101 - no answer
         if state.is_refused:
             raise NotPrepared(state.problem, plan.status_plan(), state.recheck_seconds)

@@ -79,7 +79,7 @@ class StepRunner:
             if state.answer is None:
                 return state
             answer = state.answer
-            cache_uid = self._cache_uid(owner, key) if step.kind in MADE_IN_CACHE else None
+            cache_uid = self._filled_uid(owner, key) if step.kind in MADE_IN_CACHE else None
             record = preparation_record(owner, step.key, answer, cache_uid)
             await self._children.delete(owner, self._lost(owner, key, step))
             if (problem := await self._children.apply_all(owner, [record])) is not None:
@@ -131,6 +131,14 @@ class StepRunner:
         if claim is None or claim["metadata"].get("deletionTimestamp"):
             return None
         return str(claim["metadata"]["uid"])
+
+    def _filled_uid(self, owner: LLMDeployment, key: OwnerKey) -> str:
+        """Return the uid of the claim that a Job has just filled; "", the uid of none, where it is gone already.
+
+        One that is being deleted counts: its record must not hold for the claim that comes after it.
+        """
+        claim = self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))
+        return str(claim["metadata"]["uid"]) if claim is not None else ""
 
     def _jobs(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
         """Return the Jobs of this runner's role; others are not its own."""

@@ -8,16 +8,34 @@ import pytest
 
 from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, PERSISTENT_VOLUME_CLAIM, SERVICE_ACCOUNT
 from millstream_operator.rendering.preparation_record import CACHE_UID_ANNOTATION
+from tests.support import prepared_models
 from tests.support.fake_cluster import Fault, Killed
 from tests.support.fake_operator import FakeOperator, answer_to, respec, served
 from tests.support.llmdeployments import manifest
-from tests.support.prepared_models import CACHE, CALIBRATED, LOCAL, Manifest, arguments, dataset, preparing, records
+from tests.support.prepared_models import (
+    CACHE,
+    CALIBRATED,
+    LOCAL,
+    Manifest,
+    arguments,
+    commands,
+    dataset,
+    preparing,
+    records,
+    world,
+)
 
 CLAIM = "demo-model-cache"
 DRAFT: Manifest = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
 MADE: Manifest = {"model": LOCAL | CACHE, "quantization": CALIBRATED}
 TUNED: Manifest = {"model": LOCAL | CACHE, "speculation": DRAFT | {"tuning": {"dataset": dataset("traffic")}}}
 COMMANDS = {"quantize": MADE, "tune-draft": TUNED}
+
+
+def end_claim(operator: FakeOperator) -> None:
+    """Somebody deletes the claim: it stays until the pods that mount it are gone."""
+    ending = {"deletionTimestamp": "2025-01-01T00:00:00Z"}
+    operator.cluster.edit(PERSISTENT_VOLUME_CLAIM, CLAIM, lambda live: live["metadata"].update(ending))
 
 
 async def settled(operator: FakeOperator) -> list[str]:
@@ -96,8 +114,7 @@ async def test_killed_at_any_write_the_model_is_made_again(after: bool) -> None:
 
 async def test_a_cache_that_ends_once_its_pods_have_left_it_is_left_alone() -> None:
     operator = await served(manifest(**MADE))
-    ending = {"deletionTimestamp": "2025-01-01T00:00:00Z"}
-    operator.cluster.edit(PERSISTENT_VOLUME_CLAIM, CLAIM, lambda live: live["metadata"].update(ending))
+    end_claim(operator)
     await operator.turn()
     assert operator.cluster.all(JOB) == []
     assert operator.condition("Ready")["status"] == "True"
@@ -122,3 +139,34 @@ async def test_what_a_job_needs_is_repaired_while_it_waits() -> None:
         operator.cluster.remove(kind, name)
         await operator.turn()
         assert operator.cluster.get(kind, name) is not None
+
+
+async def test_a_cache_that_is_deleted_while_its_model_is_judged_is_not_held_by_that_job() -> None:
+    """The claim would stay until the Job that judges is deleted, and that Job until the model is made again."""
+    operator = await preparing("quality", **prepared_models.MADE)
+    operator.cluster.collect_garbage()
+    end_claim(operator)
+    await operator.turn()
+    assert commands(operator) == ["quantize"]
+    operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+    assert await settled(operator) == ["quantize", "quality"]
+    assert operator.condition("Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_what_is_made_into_a_cache_that_is_being_deleted_is_made_again(command: str) -> None:
+    operator = FakeOperator(world(manifest(**COMMANDS[command])))
+    while command not in commands(operator):
+        operator.cluster.run_jobs(answer_to)
+        operator.cluster.roll_out()
+        await operator.turn()
+    end_claim(operator)
+    operator.cluster.run_jobs(answer_to)
+    await operator.turn()
+    await operator.turn()
+    operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+    assert command in await settled(operator)
+    assert operator.condition("Ready")["status"] == "True"
+    uid = operator.cluster.the(PERSISTENT_VOLUME_CLAIM, CLAIM)["metadata"]["uid"]
+    (record,) = records(operator)
+    assert record["metadata"]["annotations"][CACHE_UID_ANNOTATION] == uid
