@@ -10,7 +10,7 @@ from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, PERSISTE
 from millstream_operator.rendering.preparation_record import CACHE_UID_ANNOTATION
 from tests.support import prepared_models
 from tests.support.fake_cluster import Fault, Killed
-from tests.support.fake_operator import FakeOperator, answer_to, respec, served
+from tests.support.fake_operator import FakeOperator, answer_to, respec, served, world
 from tests.support.llmdeployments import manifest
 from tests.support.prepared_models import (
     CACHE,
@@ -22,7 +22,6 @@ from tests.support.prepared_models import (
     dataset,
     preparing,
     records,
-    world,
 )
 
 CLAIM = "demo-model-cache"
