@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,10 +17,8 @@ MID = ("plan", "examples/mid.yaml", "--gpus", "A100-40GB:2")
 DEMO = ("plan", "examples/demo.yaml")
 
 
-def run(
-    *arguments: str, before: str = "", after: str = "", pass_fds: Sequence[int] = (), **environment: str
-) -> subprocess.CompletedProcess[bytes]:
-    """Run the command in a shell, with redirections before or after it. `pass_fds`: what they may name."""
+def run(*arguments: str, before: str = "", after: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a shell, with redirections before or after it."""
     words = " ".join([sys.executable, "-m", "millstream", *arguments])
     # Streams of users are buffered; a test runner may have switched that off.
     inherited = {
@@ -28,15 +26,19 @@ def run(
     }
     shell = ["/bin/bash", "-c", f"{before}{words} {after}"]
     return subprocess.run(
-        shell, cwd=ROOT, env=inherited | environment, capture_output=True, check=False, pass_fds=pass_fds
+        shell, cwd=ROOT, env=inherited | environment, capture_output=True, check=False, close_fds=False
     )
 
 
 @contextmanager
 def pipe_that_ended() -> Iterator[int]:
-    """Yield the end to write to. Nobody reads already: behind `| head` a quick command may have written everything."""
+    """Yield the end to write to, which the shell of `run` inherits.
+
+    Nobody reads already: behind `| head` a quick command may have written everything before it ends.
+    """
     reader, writer = os.pipe()
     os.close(reader)
+    os.set_inheritable(writer, True)
     try:
         yield writer
     finally:
@@ -46,7 +48,7 @@ def pipe_that_ended() -> Iterator[int]:
 @pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("validate", "examples/demo.yaml"), MID])
 def test_a_pipe_that_ends_early_is_no_error(arguments: tuple[str, ...]) -> None:
     with pipe_that_ended() as writer:
-        done = run(*arguments, after=f">&{writer}", pass_fds=(writer,))
+        done = run(*arguments, after=f">&{writer}")
     assert done.stderr == b""
     assert done.returncode == 1
 
@@ -112,6 +114,6 @@ def test_a_failure_that_stderr_does_not_take_keeps_its_code_and_its_termination_
     message.touch()
     with pipe_that_ended() as pipe:
         after = unwritable.format(pipe=pipe)
-        done = run("serve", *flags, after=after, pass_fds=(pipe,), MILLSTREAM_TERMINATION_LOG=str(message))
+        done = run("serve", *flags, after=after, MILLSTREAM_TERMINATION_LOG=str(message))
     assert done.returncode == code
     assert json.loads(message.read_text())["message"]

@@ -93,7 +93,7 @@ def frozen(server: ServerThread, pid: int) -> Iterator[Future[httpx.Response]]:
 
 def watch_patiently(server: ServerThread) -> None:
     """From now on a step of a busy machine is no stall."""
-    watchdog = server.server.service.engine._watchdog  # type: ignore[attr-defined]
+    watchdog = server.server.service.engine._watchdog
     watchdog.limit_seconds = watchdog.stuck_seconds = PATIENCE_SECONDS
 
 
