@@ -9,6 +9,8 @@ reconciler get none: an answer that is wrong once is wrong.
 from __future__ import annotations
 
 import logging
+import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def _logs_of_a_new_process() -> None:
     """A command that ran in this process, for a test or for a fixture of many, left levels of its own."""
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("millstream").setLevel(logging.NOTSET)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test or its fixtures draw without a seed is the same whichever tests ran before it in this process.
+
+    Which those are depends on when the processes of `--numprocesses` are done with other files.
+    """
+    random.seed(0)
+    for name, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
+        if (module := sys.modules.get(name)) is not None:
+            getattr(module, seed)(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

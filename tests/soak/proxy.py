@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +68,17 @@ class FaultProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def outage(self, seconds: float) -> None:
-        """No API server for so long: nothing listens, and every connection is cut."""
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """No API server for the length of the block: nothing listens, and every connection is cut."""
         await self._close()
-        await asyncio.sleep(seconds)
+        yield
         await self._listen()
+
+    async def outage(self, seconds: float) -> None:
+        """No API server for so long."""
+        async with self.away():
+            await asyncio.sleep(seconds)
 
     def writes(self, since: float = 0.0, *, lease: bool = False) -> list[Exchange]:
         """Writes since a time, those of the Lease apart."""

@@ -15,10 +15,26 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.speculation.draft_model import DraftModelDrafter
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.eagle import EagleDrafter
 
 WriteModel = Callable[..., Path]
 MakeEngine = Callable[..., Engine]
+
+
+class EvenClock:
+    """Each look at it takes a millisecond: which prompts share a step, and what is drafted, is the same on any machine.
+
+    By a real one a test of chunks, preemptions or cache hits would have them or not by the speed of the machine.
+    """
+
+    def __init__(self) -> None:
+        self._num_looks = 0
+
+    def __call__(self) -> float:
+        self._num_looks += 1
+        return self._num_looks / 1000
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,7 +87,7 @@ def make_engine() -> MakeEngine:
     """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB by default.
 
     `rank_group`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
-    `drafter`: what proposes tokens to it.
+    `drafter`: what proposes tokens to it. The time that its steps take is that of an `EvenClock`.
     """
 
     def make(
@@ -85,15 +101,25 @@ def make_engine() -> MakeEngine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
         if drafter is not None:  # what is proposed is checked, whatever it costs
             settings = {"speculation_governor": GovernorMode.DISABLED} | settings
-        return Engine(
+        engine = Engine(
             RuntimeConfig(model=str(folder), served_model_name="test", device=Device.CPU, **settings),
             lambda phase, message: None,
             rank_group=rank_group,
             execution=execution,
             drafter=drafter,
         )
+        measure_evenly(engine)
+        return engine
 
     return make
+
+
+def measure_evenly(engine: Engine) -> None:
+    """Let no measured time decide what the engine does. See `EvenClock`."""
+    engine.step_clock = EvenClock()
+    drafter = None if engine._drafting is None else engine._drafting._drafter
+    if isinstance(drafter, DraftModelDrafter | EagleDrafter):
+        drafter._clock = EvenClock()
 
 
 def greedy(max_tokens: int, **overrides: Any) -> SamplingParams:

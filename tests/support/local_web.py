@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.hold is not None:
             self._write(body[: len(body) // 2])
             self.server.sent_half.set()
-            fault.hold.wait(60)
+            fault.hold.wait(120)
             body = body[len(body) // 2 :]
         self._write(body)
 

@@ -11,12 +11,17 @@ from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_eng
 
 
 class SlowSteps:
-    """Give `make` to `serving`; clear `gate` to hold every step back, set `fail_with` to end the engine."""
+    """Give `make` to `serving`; clear `gate` to hold every step back, set `fail_with` to end the engine.
+
+    With `steps_left` the engine clears the gate itself, after so many steps: so an answer cannot end before the test
+    looks at it, however long the test waits for a processor.
+    """
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.fail_with: BaseException | None = None
+        self.steps_left: int | None = None
 
     def make(self, config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
         self.engine = load_engine(config, on_phase)
@@ -26,6 +31,10 @@ class SlowSteps:
             self.gate.wait(60)
             if self.fail_with is not None:
                 raise self.fail_with
+            if self.steps_left is not None:
+                self.steps_left -= 1
+                if not self.steps_left:
+                    self.gate.clear()
             return step()
 
         self.engine.step = gated  # type: ignore[method-assign]

@@ -24,6 +24,7 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
+from tests.support.engines import measure_evenly
 
 VOCABULARY = 97
 BLOCK_SIZE_TOKENS = 16
@@ -102,7 +103,9 @@ def engine_answers(
 def make_engine(folder: Path, **config: Any) -> Engine:
     settings = {"max_num_seqs": 4, "kv_cache_memory_bytes": 2 << 20} | config
     runtime_config = RuntimeConfig(model=str(folder), served_model_name="tiny", device=Device.CPU, **settings)
-    return Engine(runtime_config, lambda phase, message: None)
+    engine = Engine(runtime_config, lambda phase, message: None)
+    measure_evenly(engine)
+    return engine
 
 
 @torch.inference_mode()

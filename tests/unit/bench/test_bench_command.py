@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from millstream.bench.load_generator import LoadGenerator
 from millstream.bench.measure import RequestRecord
 from millstream.bench.workload import PlannedRequest
 from millstream.cli import main
+from tests.support.reserved_port import reserved_port
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.tiny_model import write_tiny_model
 
@@ -124,12 +124,6 @@ def test_offline_answers_every_request_to_its_length(folder: Path, tmp_path: Pat
         assert len(row["itl_ms"]) == row["completion_tokens"] - 1  # the engine gives one token at a time
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit code and the one line on stderr."""
     code = main(["bench", *arguments])
@@ -140,7 +134,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 
 def test_a_dead_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = complaint(capsys, "serve", f"--url=http://127.0.0.1:{free_port()}", "--concurrency=1")
+    with reserved_port() as port:
+        code, error = complaint(capsys, "serve", f"--url=http://127.0.0.1:{port}", "--concurrency=1")
     assert code == 1
     assert "No server answers at http://127.0.0.1" in error
     assert error.endswith(": the connection was refused.\n")
@@ -242,7 +237,7 @@ def test_ctrl_c_prints_and_saves_what_was_measured_so_far(server: ServerThread, 
         try:
             wait_for(lambda: answered() >= started + 4, "some answers")
             process.send_signal(signal.SIGINT)
-            printed, complained = process.communicate(timeout=60)
+            printed, complained = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 130, complained

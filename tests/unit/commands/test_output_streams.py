@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,30 @@ def run(*arguments: str, before: str = "", after: str = "", **environment: str) 
         name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "LC_ALL", "LANG")
     }
     shell = ["/bin/bash", "-c", f"{before}{words} {after}"]
-    return subprocess.run(shell, cwd=ROOT, env=inherited | environment, capture_output=True, check=False)
+    return subprocess.run(
+        shell, cwd=ROOT, env=inherited | environment, capture_output=True, check=False, close_fds=False
+    )
+
+
+@contextmanager
+def pipe_that_ended() -> Iterator[int]:
+    """Yield the end to write to, which the shell of `run` inherits.
+
+    Nobody reads already: behind `| head` a quick command may have written everything before it ends.
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.set_inheritable(writer, True)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("validate", "examples/demo.yaml"), MID])
 def test_a_pipe_that_ends_early_is_no_error(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments, after="| (exec <&-; sleep 0.2); exit ${PIPESTATUS[0]}")
+    with pipe_that_ended() as writer:
+        done = run(*arguments, after=f">&{writer}")
     assert done.stderr == b""
     assert done.returncode == 1
 
@@ -85,13 +105,15 @@ def test_a_child_process_has_a_standard_error_where_the_parents_is_closed(closed
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("unwritable", ["2> /dev/full", "2> >(exec <&-; sleep 0.2)"])
+@pytest.mark.parametrize("unwritable", ["2> /dev/full", "2>&{pipe}"])
 @pytest.mark.parametrize(("flags", "code"), [(["--bogus"], 2), (["no-such-folder"], 1)])
 def test_a_failure_that_stderr_does_not_take_keeps_its_code_and_its_termination_message(
     unwritable: str, flags: list[str], code: int, tmp_path: Path
 ) -> None:
     message = tmp_path / "message"
     message.touch()
-    done = run("serve", *flags, after=unwritable, MILLSTREAM_TERMINATION_LOG=str(message))
+    with pipe_that_ended() as pipe:
+        after = unwritable.format(pipe=pipe)
+        done = run("serve", *flags, after=after, MILLSTREAM_TERMINATION_LOG=str(message))
     assert done.returncode == code
     assert json.loads(message.read_text())["message"]

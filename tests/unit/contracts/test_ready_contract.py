@@ -44,7 +44,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Manifes
             super().weights_read(done_bytes, total_bytes)
             if done_bytes >= total_bytes // 2 and not half.is_set():
                 half.set()
-                assert whole.wait(60)
+                assert whole.wait(120)
 
     def load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
         return load_engine(config, Held(on_phase._send))
@@ -53,7 +53,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Manifes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boot_events, "REPORT_INTERVAL_SECONDS", 0.0)
         with serving(model, make_engine=load) as server:
-            assert half.wait(60)
+            assert half.wait(120)
             wait_for(lambda: "eta_seconds" in ready_bytes(server), "an estimate")
             loading = ready_bytes(server)
             whole.set()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e import cluster as cluster_module
 from e2e.cluster import Cluster
 from e2e.optional_crds import FILES
 
@@ -23,8 +24,22 @@ esac
 """
 
 
+class Clock:
+    """In place of the module `time`: only sleep takes time, so that a limit is a number of looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(cluster_module, "time", Clock())
     for tool, text in {"kubectl": KUBECTL, "helm": "#!/bin/sh\n"}.items():
         (tmp_path / tool).write_text(text)
         (tmp_path / tool).chmod(0o755)

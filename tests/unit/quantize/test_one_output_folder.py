@@ -33,7 +33,7 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
     def finish(work: ResumableFolder) -> None:
         """The first run is about to rename when the second one begins to wait for it."""
         second.start()
-        assert waits.wait(60)
+        assert waits.wait(120)
         real(work)
 
     monkeypatch.setattr("millstream.making_arguments.unwind_on_sigterm", lambda: None)  # main threads alone may
@@ -46,7 +46,7 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
 
     monkeypatch.setattr(FolderLock, "_wait_until_free", wait)
     run("first")
-    second.join(60)
+    second.join(120)
     assert codes == {"first": 0, "second": code}
     found = capsys.readouterr()
     assert "is there already; --keep-made takes it" in found.out if flags else "is not an empty folder" in found.err

@@ -25,6 +25,7 @@ from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.server.http.sockets import bind
 from tests.support.command_line import config_from_command_line
 from tests.support.engine_thread import EngineThreads
+from tests.support.reserved_port import reserved_port
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model
 
@@ -44,7 +45,7 @@ SMALL = ("--kv-cache-memory-bytes=8388608", "--device=cpu")
 def millstream(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "millstream", *arguments]
     environment = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=cwd, env=environment)
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def test_sigterm_finishes_the_stream_and_exits_with_zero(tiny_model: Path) -> No
             process.send_signal(signal.SIGTERM)
             wait_for(lambda: httpx.get(f"{url}/ready").json()["phase"] == "Draining", "Draining")
             assert list(lines)[-1] == "data: [DONE]"
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
 
 
 def test_sigterm_during_the_imports_ends_the_server(tiny_model: Path) -> None:
@@ -195,31 +196,30 @@ def test_a_second_signal_quits_at_once(tiny_model: Path) -> None:
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503, "Draining")
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 128 + signal.SIGINT
+        assert process.wait(120) == 128 + signal.SIGINT
 
 
 def test_a_log_that_is_not_read_holds_no_server_up(tiny_model: Path) -> None:
     """As behind a pager: the pipe was full after some lines, and the event loop waited in the next one for ever."""
     reader, writer = os.pipe()
     os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "millstream", "serve", str(tiny_model), f"--port={port}", *SMALL]
-    with subprocess.Popen(command, stderr=writer) as process:
-        try:
+    with reserved_port() as port:
+        command = [sys.executable, "-m", "millstream", "serve", str(tiny_model), f"--port={port}", *SMALL]
+        with subprocess.Popen(command, stderr=writer) as process:
+            try:
 
-            def is_ready() -> bool:
-                with suppress(httpx.TransportError):
-                    return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-                return False
+                def is_ready() -> bool:
+                    with suppress(httpx.TransportError):
+                        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+                    return False
 
-            wait_for(is_ready, "Ready")
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-            for end in (reader, writer):
-                os.close(end)
+                wait_for(is_ready, "Ready")
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(120) == 0
+            finally:
+                process.kill()
+                for end in (reader, writer):
+                    os.close(end)
 
 
 def test_a_manifest_is_served_as_a_pod_would_be_and_flags_win(

@@ -71,11 +71,12 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_not_in_silence(t
     slow = SlowSteps()
     with serving(tiny_model, make_engine=slow.make, drain_timeout_seconds=1) as server:
         server.wait_ready()
+        slow.steps_left = 8
         with events_of(server, chat_body(max_tokens=1000)) as events:
             next(events)
-            slow.gate.clear()
             server.begin_drain()
             received = list(events)
+        slow.steps_left = None
         slow.gate.set()
         server.join()
     assert received[-1] != "[DONE]"

@@ -115,11 +115,9 @@ async def test_a_watch_is_passed_on_event_by_event(setup: Setup) -> None:
 
 async def test_in_an_outage_nobody_listens_and_afterwards_the_same_port_does(setup: Setup) -> None:
     before = setup.proxy.url
-    away = asyncio.create_task(setup.proxy.outage(0.3))
-    await asyncio.sleep(0.1)
-    with pytest.raises(aiohttp.ClientError):
-        await setup.client.get(PATH)
-    await away
+    async with setup.proxy.away():
+        with pytest.raises(aiohttp.ClientError):
+            await setup.client.get(PATH)
     assert setup.proxy.url == before
     async with setup.client.get(PATH) as answer:
         assert answer.status == 200

@@ -41,7 +41,7 @@ class Command:
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         with self.start(*arguments) as process:
-            stdout, stderr = process.communicate(timeout=120)
+            stdout, stderr = process.communicate(timeout=240)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
     def fetch(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def test_killed_in_the_middle_then_run_again(command: Command, hub: LocalHub, cd
     hold = threading.Event()
     cdn.faults.append(Fault("/blobs/", hold=hold))
     with command.start(*command.fetch(), "--parallel=1") as process:
-        assert cdn.sent_half.wait(60)
+        assert cdn.sent_half.wait(120)
         partial = command.into / ".millstream-partial"
         while not any(path.stat().st_size > 400_000 for path in partial.glob("*.part")):
             assert process.poll() is None
@@ -119,12 +119,12 @@ def test_two_processes_at_once_download_once(command: Command, hub: LocalHub, cd
     hold = threading.Event()
     cdn.faults.append(Fault("/blobs/", hold=hold))
     with command.start(*command.fetch()) as first:
-        assert cdn.sent_half.wait(60)
+        assert cdn.sent_half.wait(120)
         with command.start(*command.fetch()) as second:
             assert second.stderr is not None
             assert "waiting for process" in second.stderr.readline()
             hold.set()
-            outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+            outputs = [process.communicate(timeout=240)[0] for process in (first, second)]
     assert [json.loads(output)["kept"] for output in outputs] == [False, True]
     assert cdn.sent("/blobs/") == sum(len(hub.files[name]) for name in SHARDS)
 
@@ -142,9 +142,9 @@ def test_sigterm_lets_go_of_the_folder(command: Command, cdn: LocalCDN) -> None:
     hold = threading.Event()
     cdn.faults.append(Fault("/blobs/", times=2, hold=hold))
     with command.start(*command.fetch()) as process:
-        assert cdn.sent_half.wait(60)
+        assert cdn.sent_half.wait(120)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     hold.set()
     assert process.returncode == 128 + signal.SIGTERM
     assert not (command.into / ".millstream-lock").exists()

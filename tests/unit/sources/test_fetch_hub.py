@@ -331,7 +331,7 @@ def test_two_fetches_at_once_download_once(fetching: Fetching, hub: LocalHub, cd
     results: list[FetchResult] = []
     first, second = (threading.Thread(target=lambda: results.append(fetching())) for _ in range(2))
     first.start()
-    assert cdn.sent_half.wait(60)
+    assert cdn.sent_half.wait(120)
     second.start()
     while not any("waiting for process" in line for line in fetching.said):
         second.join(0.01)

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.sources import lock as lock_module
 from millstream_runtime.sources.lock import LOCK_NAME, FolderLock, LockTimes
 
-QUICK = LockTimes(beat_seconds=0.02, fence_seconds=5.0, stale_seconds=10.0, poll_seconds=0.01)
+QUICK = LockTimes(beat_seconds=0.02, fence_seconds=60.0, stale_seconds=120.0, poll_seconds=0.01)
 IMPATIENT = LockTimes(beat_seconds=0.02, fence_seconds=60.0, stale_seconds=0.3, poll_seconds=0.01)
 
 
@@ -69,32 +71,26 @@ def test_what_no_owner_wrote_is_waited_for_like_the_lock_of_another_node(tmp_pat
         lock.guard()
 
 
-def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
+def test_an_owner_that_beats_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a time of its own, in which the owner beats at each look of the waiter and then releases the lock."""
+    times = LockTimes(beat_seconds=3600.0, fence_seconds=1.0, stale_seconds=2.0, poll_seconds=0.5)
     foreign_lock(tmp_path)
-    stop = threading.Event()
+    now, looks = 0.0, 0
 
-    def beat() -> None:
-        count = 0
-        while not stop.wait(0.02):
-            count += 1
-            foreign_lock(tmp_path, count)
-        (tmp_path / LOCK_NAME).unlink()
+    def sleep(seconds: float) -> None:
+        nonlocal now, looks
+        now, looks = now + seconds, looks + 1
+        if looks < 10:
+            foreign_lock(tmp_path, looks)
+        else:
+            (tmp_path / LOCK_NAME).unlink()
 
-    owner = threading.Thread(target=beat)
-    owner.start()
-    got = threading.Event()
-
-    def want() -> None:
-        with FolderLock(tmp_path, ignore, LockTimes(0.02, 1.0, 2.0, 0.01)):
-            got.set()
-
-    waiter = threading.Thread(target=want)
-    waiter.start()
-    assert not got.wait(3.0), "three seconds are longer than a silence that counts as death"
-    stop.set()
-    assert got.wait(60)
-    owner.join(60)
-    waiter.join(60)
+    monkeypatch.setattr(lock_module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    said: list[str] = []
+    with FolderLock(tmp_path, said.append, times) as lock:
+        assert lock.is_held()
+    assert looks == 10, "five seconds are longer than a silence that counts as death"
+    assert len(said) == 1, "nobody died"
 
 
 def test_a_killed_process_on_this_machine_is_replaced_at_once(tmp_path: Path) -> None:

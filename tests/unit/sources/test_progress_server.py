@@ -15,7 +15,7 @@ from millstream_runtime.sources.progress_server import serve_progress
 
 def asked(port: int) -> tuple[int, object]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -30,7 +30,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(way: str) -> int:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, timeout=240)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr

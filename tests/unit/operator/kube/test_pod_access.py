@@ -17,6 +17,7 @@ from millstream_operator.kube.pod_access import DirectPods, PodUnreachable, Prox
 from tests.support.aiohttp_server import http_server
 
 POD = {"metadata": {"name": "demo-0", "namespace": "team"}, "status": {"podIP": "127.0.0.1"}}
+PATIENCE_SECONDS = 60.0  # for what answers at once, on a machine that does much else
 LOADING = {"ready": False, "phase": "LoadingWeights", "message": "Reading."}
 
 
@@ -62,7 +63,7 @@ async def slow() -> web.Response:
 
 async def test_a_pod_that_is_not_ready_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pod_that_answers(loading, monkeypatch):
-        assert await DirectPods().ready(POD, 5.0) == LOADING
+        assert await DirectPods().ready(POD, PATIENCE_SECONDS) == LOADING
 
 
 @pytest.mark.parametrize("answer", [not_json, a_list, redirect, endless, deeply_nested, slow])
@@ -94,12 +95,12 @@ async def test_a_report_in_chunks_is_read_whole(monkeypatch: pytest.MonkeyPatch)
 
     async with http_server(in_chunks) as port:
         monkeypatch.setattr(pod_access, "RUNTIME_PORT", port)
-        assert await DirectPods().ready(POD, 5.0) == LOADING
+        assert await DirectPods().ready(POD, PATIENCE_SECONDS) == LOADING
 
 
 async def test_metrics_are_text_and_any_other_answer_than_200_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pod_that_answers(not_json, monkeypatch):
-        assert await DirectPods().metrics(POD, 5.0) == "<html>"
+        assert await DirectPods().metrics(POD, PATIENCE_SECONDS) == "<html>"
     for answer in (loading, redirect, slow):
         async with pod_that_answers(answer, monkeypatch):
             with pytest.raises(PodUnreachable):
@@ -107,7 +108,7 @@ async def test_metrics_are_text_and_any_other_answer_than_200_is_an_error(monkey
     monkeypatch.setattr(pod_access, "METRICS_LIMIT_BYTES", 1 << 10)
     async with pod_that_answers(endless, monkeypatch):
         with pytest.raises(PodUnreachable):
-            await DirectPods().metrics(POD, 5.0)
+            await DirectPods().metrics(POD, PATIENCE_SECONDS)
 
 
 class Proxy(ClusterClient):

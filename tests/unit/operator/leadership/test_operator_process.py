@@ -6,8 +6,8 @@ What is asserted about time is only that things come true; the bounds are the si
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +18,7 @@ import pytest
 
 from millstream_operator.kube.kinds import LEASE, LLM_DEPLOYMENT, SERVICE
 from tests.support.fake_api_server import FakeApiServer, write_kubeconfig
+from tests.support.reserved_port import reserved_port
 
 PATIENCE_SECONDS = 60.0
 LLMD = {
@@ -35,10 +36,8 @@ LLMD = {
 class Replica:
     """An operator's process, as the chart starts it but for its surroundings."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+    def __init__(self, kubeconfig: Path, port: int) -> None:
+        self.port = port
         self._environment = os.environ | {
             "KUBECONFIG": str(kubeconfig),
             "MILLSTREAM_RUNTIME_IMAGE": "registry/runtime:1",
@@ -89,15 +88,17 @@ async def world(tmp_path: Path) -> AsyncIterator[tuple[FakeApiServer, Callable[[
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", url)
     replicas: list[Replica] = []
 
-    def new() -> Replica:
-        replicas.append(Replica(kubeconfig))
-        return replicas[-1]
+    with contextlib.ExitStack() as ports:
 
-    yield api, new
-    for replica in replicas:
-        if replica.process.returncode is None:
-            replica.process.kill()
-            await replica.process.wait()
+        def new() -> Replica:
+            replicas.append(Replica(kubeconfig, ports.enter_context(reserved_port())))
+            return replicas[-1]
+
+        yield api, new
+        for replica in replicas:
+            if replica.process.returncode is None:
+                replica.process.kill()
+                await replica.process.wait()
     await runner.cleanup()
 
 

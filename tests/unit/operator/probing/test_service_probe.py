@@ -37,6 +37,12 @@ async def model(request: web.Request) -> web.StreamResponse:
     return web.json_response(READY if request.path.endswith("/ready") else TOKEN)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers at once may take long on a machine that does much else."""
+    monkeypatch.setattr(service_probe, "READY_TIMEOUT_SECONDS", 60.0)
+
+
 @asynccontextmanager
 async def service(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServiceAccess]:
     async with http_server(handler) as port:

@@ -19,7 +19,7 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine import watchdog
 from millstream_runtime.server.engine.watchdog import EngineWatchdog, StepDeadline
 from tests.support.engine_processes import serving_from_a_process
-from tests.support.server_thread import ServerThread, serving, wait_for
+from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
 TEXT = "/v1/completions"
@@ -91,6 +91,12 @@ def frozen(server: ServerThread, pid: int) -> Iterator[Future[httpx.Response]]:
                 os.kill(pid, signal.SIGCONT)
 
 
+def watch_patiently(server: ServerThread) -> None:
+    """From now on a step of a busy machine is no stall."""
+    watchdog = server.server.service.engine._watchdog
+    watchdog.limit_seconds = watchdog.stuck_seconds = PATIENCE_SECONDS
+
+
 def is_unresponsive(server: ServerThread) -> bool:
     return bool(server.get("/ready").json()["phase"] == "Unresponsive")
 
@@ -108,6 +114,7 @@ def test_a_frozen_engine_is_not_ready_until_it_continues(tiny_model: Path) -> No
             refused = server.post(TEXT, SHORT)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unresponsive")
             assert refused.headers["retry-after"] == "1"
+            watch_patiently(server)
         assert running.result().json()["usage"]["completion_tokens"] == 1500, "no answer was cut"
         wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
         assert server.get("/health").json() == {"status": "ok", "engine_restarts": 0}
@@ -120,6 +127,7 @@ def test_an_engine_that_stays_frozen_is_killed_and_the_next_one_serves(tiny_mode
         server.wait_ready()
         with frozen(server, engines.launched[0].pid) as running:
             wait_for(lambda: server.server.service.engine.restarts_total == 1, "the engine's end")
+            watch_patiently(server)
             cut = running.result()
             assert (cut.status_code, cut.json()["error"]["code"]) == (503, "engine_failed")
             wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
@@ -170,6 +178,7 @@ def test_an_idle_engine_that_misses_its_heartbeat_is_noticed_too(tiny_model: Pat
         try:
             wait_for(lambda: is_unresponsive(server), "the stall to be noticed")
             assert "a heartbeat is due" in server.get("/ready").json()["message"]
+            watch_patiently(server)
         finally:
             os.kill(engines.launched[0].pid, signal.SIGCONT)
         wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")

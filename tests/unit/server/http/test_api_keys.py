@@ -143,7 +143,7 @@ def test_a_file_that_becomes_readable_is_read(tmp_path: Path, monkeypatch: pytes
     file.write_text("key-a\n")
     keys = ApiKeys(file)
     file.unlink()
-    file.write_text("key-b\n")
+    file.write_text("# of another length, for older kernels count time in milliseconds\nkey-b\n")
     with monkeypatch.context() as patched:
 
         def refused(*_: object) -> None:

@@ -1,6 +1,6 @@
 """Clients that never read, never finish a request or never begin one keep no other client out.
 
-Every limit is set to a second. No test says how long something took: the silent client is closed in the
+Every limit is set to some seconds. No test says how long something took: the silent client is closed in the
 end, and the well-behaved one is served.
 """
 
@@ -34,6 +34,16 @@ from tests.support.raw_clients import (
 )
 from tests.support.server_thread import wait_for
 
+SLOW_READER_SECONDS = 3 * SHORT_SECONDS  # of a limit that a client must not run into when its machine is busy
+
+
+def read_slowly(link: socket.socket) -> bytes:
+    """Some bytes, and then a fifth of the time in which a client must read anything."""
+    piece = link.recv(KERNEL_BYTES)
+    assert piece, "the server has closed the connection"
+    time.sleep(SLOW_READER_SECONDS / 5)
+    return piece
+
 
 def test_answers_that_nobody_reads_hold_no_place(tiny_model: Path) -> None:
     """Two connections ask for as many answers as there are places, and never read."""
@@ -66,12 +76,11 @@ def test_a_client_that_does_not_read_is_closed(tiny_model: Path) -> None:
 
 
 def test_a_client_that_reads_slowly_gets_everything(tiny_model: Path) -> None:
-    with served(tiny_model, write_seconds=SHORT_SECONDS) as (server, _), connected(server) as link:
+    with served(tiny_model, write_seconds=SLOW_READER_SECONDS) as (server, _), connected(server) as link:
         link.sendall(long_stream(2))
         received = b""
         while b"data: [DONE]" not in received:
-            received += link.recv(KERNEL_BYTES)
-            time.sleep(SHORT_SECONDS / 5)
+            received += read_slowly(link)
         assert received.count(b'"finish_reason":"length"') == 2
 
 
@@ -217,7 +226,7 @@ def test_a_request_in_one_piece_with_a_late_body_is_answered_whole() -> None:
 
 def test_a_drain_waits_for_a_slow_reader_and_not_for_one_that_never_reads(tiny_model: Path) -> None:
     with (
-        served(tiny_model, write_seconds=SHORT_SECONDS) as (server, _),
+        served(tiny_model, write_seconds=SLOW_READER_SECONDS) as (server, _),
         connected(server) as silent,
         connected(server) as slow_reader,
     ):
@@ -228,8 +237,7 @@ def test_a_drain_waits_for_a_slow_reader_and_not_for_one_that_never_reads(tiny_m
         server.begin_drain()
         received = b""
         while b"data: [DONE]" not in received:
-            received += slow_reader.recv(KERNEL_BYTES)
-            time.sleep(SHORT_SECONDS / 5)
+            received += read_slowly(slow_reader)
         server.join()
         assert b"data: [DONE]" not in to_the_end(silent)
 
