@@ -40,7 +40,9 @@ class DraftTree:
         """
         compact = "".join(text.split()) if len(text) <= MAX_TEXT_CHARACTERS else ""
         if not _TREE.fullmatch(compact):
-            raise ValueError(f"is {text!r:.200}; it must be a list of tuples of ranks, such as {EXAMPLE}")
+            raise ValueError(
+                f"is {text!r:.200}; it must be a list of tuples of ranks, such as {EXAMPLE}, each rank 0 to 99"
+            )
         nodes = sorted(
             (tuple(int(one) for one in re.findall(r"\d+", node)) for node in re.findall(_NODE, compact)),
             key=_by_depth,

@@ -79,6 +79,19 @@ def test_a_checkpoint_of_the_format_that_was_asked_for(name: str, asked: str | N
     resolve_shard_config(RuntimeConfig(model=model, served_model_name="m", quantization=wanted))
 
 
+@pytest.mark.parametrize("named", [None, {}, SETTINGS | {"modules_to_not_convert": ["layers"]}])
+def test_packed_weights_of_which_config_json_says_nothing(named: dict[str, Any] | None, folder: Path) -> None:
+    """As older tools left them, which wrote quantize_config.json alone."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": named}))
+    name = "model.layers.0.self_attn.q_proj"
+    assert f"tensor {name}.weight [64, 64] is missing from the checkpoint; it has {name}.qweight, but " in (
+        message := refusal(folder)
+    )
+    assert "quantization_config of config.json does not say how that is packed" in message
+    assert "quantize_config.json" in message
+
+
 @pytest.mark.parametrize(("group", "named"), [(3, "group 3"), (-1, "group -1")])
 def test_an_index_of_a_group_without_scales(group: int, named: str, folder: Path) -> None:
     index = torch.arange(96, dtype=torch.int32) // 32

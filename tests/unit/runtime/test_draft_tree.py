@@ -62,6 +62,7 @@ def test_of_two_equal_siblings_the_first_stands() -> None:
         ("[[0], [0, 0]]", "it must be a list of tuples"),
         ("[(0)]", "it must be a list of tuples"),
         ("[(-1,)]", "it must be a list of tuples"),
+        ("[(100,)]", "each rank 0 to 99"),
         ("[(0,)] + [(1,)]", "it must be a list of tuples"),
         ("[(0,), __import__('os')]", "it must be a list of tuples"),
         ("[" + "(0,)," * 9000 + "]", "it must be a list of tuples"),

@@ -21,6 +21,8 @@ DOCUMENT_LIMIT_BYTES = 1 << 14
 FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes per element
 DTYPE_BYTES = FLOAT_DTYPES | {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
+PACKED_NAMES = ("qweight", "weight_packed")  # of AWQ and GPTQ; of compressed-tensors
+
 
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
@@ -94,7 +96,8 @@ class TensorStore(ABC):
             if stored is None and name in optional:
                 continue
             if stored is None:
-                raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint.")
+                hint = self._packed_instead(name)
+                raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint{hint}.")
             allowed = (dtypes or {}).get(name, tuple(FLOAT_DTYPES))
             found = stored.shape
             if name in documents and len(found) == 1:
@@ -108,6 +111,17 @@ class TensorStore(ABC):
                 raise _invalid(
                     f"{stored.path}: tensor {name} is {stored.dtype}; it must be one of {', '.join(allowed)}."
                 )
+
+    def _packed_instead(self, name: str) -> str:
+        """Of a weight that is missing: that a packed one is there, as the end of a sentence; else empty."""
+        module = name.removesuffix(".weight")
+        packed = next((one for end in PACKED_NAMES if self.described(one := f"{module}.{end}") is not None), None)
+        if packed is None or module == name:
+            return ""
+        return (
+            f"; it has {packed}, but quantization_config of config.json does not say how that is packed: take it over "
+            "from quantize_config.json, where older tools wrote it, or correct its list of modules kept in 16 bit"
+        )
 
     def label(self, name: str) -> str:
         """A tensor as messages name it: with its file, since a draft has tensors of the same names as its target."""

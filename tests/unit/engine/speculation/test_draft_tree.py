@@ -23,6 +23,7 @@ from millstream_runtime.engine.request import Request, SamplingParams, Speculati
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.medusa import MedusaDrafter
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from tests.soak.schedules.constraints import ForbidsAThird
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, Models, dense
 from tests.support.medusa_heads import write_medusa_heads
@@ -303,6 +304,22 @@ def test_logprobs_are_those_of_the_tokens_that_stood(
         assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
         assert [token for token, _ in one.logprobs.top] == [token for token, _ in other.logprobs.top]
     assert counts(engine).num_accepted_tokens > 5
+
+
+def test_processors_are_given_the_tokens_of_their_own_branch(
+    write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+) -> None:
+    asked = requests((21, 40), SamplingParams(40, temperature=0.8, seed=5, ignore_eos=True))
+
+    def constrained(engine: Engine) -> Engine:
+        engine.processors_for = lambda request: (ForbidsAThird(),)
+        return engine
+
+    answers = generate(constrained(make_engine(write_model())), asked)
+    engine = constrained(treed(write_model(), drafter=OftenOnTheTree.about(asked, answers, VOCABULARY)))
+    moved = count_moved(engine)
+    assert generate(engine, asked) == answers
+    assert len(moved) > 5
 
 
 def test_the_warm_up_and_the_governor_deal_in_levels(write_model: WriteModel, treed: MakeTreed) -> None:
