@@ -11,7 +11,7 @@ import torch
 
 from millstream_runtime.engine import gpu_warm_up
 from millstream_runtime.engine.device_policy import AcceleratorPolicy
-from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution import shard_config
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.scheduling.step_plan import Chunk
@@ -73,7 +73,7 @@ def test_a_gpu_runs_the_sampler_the_longest_and_mixed_steps_before_the_first_req
     max_num_batched_tokens: int, write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = AcceleratorPolicy(CPU, 1, gpu_warm_up.run)
-    monkeypatch.setattr(shard, "device_policy_for", lambda device, num_ranks: policy)
+    monkeypatch.setattr(shard_config, "device_policy_for", lambda device, num_ranks: policy)
     engine = make_engine(
         write_model(), execution=Execution(overlapped=True), max_num_batched_tokens=max_num_batched_tokens
     )
