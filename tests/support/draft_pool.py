@@ -6,6 +6,7 @@ import torch
 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.speculation.draft_model import DraftModelDrafter
+from tests.support.tolerance import tolerance
 
 
 def draft_model_of(engine: Engine) -> DraftModelDrafter:
@@ -27,10 +28,11 @@ def wrong_draft_blocks(engine: Engine) -> tuple[list[int], int]:
         return [], 0
     cache = caches[-1]
     layers = [index for index, own in enumerate(target.layout.group_of) if own == group]
+    most = tolerance(engine.model_config)
     compared = [block for block, prefix in drafter._keys._hash_of.items() if cache.find(prefix) == block]
     wrong = [
         block
         for block in compared
-        if not all(torch.allclose(target.layers[one][block], draft.layers[one][block], atol=1e-3) for one in layers)
+        if not all(torch.allclose(target.layers[one][block], draft.layers[one][block], atol=most) for one in layers)
     ]
     return wrong, len(compared)

@@ -18,12 +18,7 @@ from millstream_runtime.engine.scheduling.hybrid_block_manager import HybridBloc
 from millstream_runtime.engine.scheduling.prefix_cache import extend_hashes
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from tests.soak.schedules.catalogue import Alone
-
-TOLERANCE = 1e-3  # float32, and the chunks of a prompt are others
-# Weights of 4 bits are multiplied in bfloat16. So a row that differs in the last bit of float32, as it may in another
-# step, now and then becomes another bfloat16, and so do products of it: each by 2^-8 of its size, turned in pairs by
-# the rotary angles. What another token computes differs by about as much as it is.
-PACKED_TOLERANCE = 2**-5
+from tests.support.tolerance import tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ def wrong_blocks(engine: Engine, known: Iterable[Known]) -> list[str]:
 def _compare(engine: Engine, one: Known, explained: list[set[int]], *, is_switched: bool) -> Iterator[str]:
     """`is_switched`: the blocks of a sequence that turns by its model's angles for long ones (longrope)."""
     cache = engine._runner._forward._cache
-    tolerance = TOLERANCE if engine.model_config.quantization is None else PACKED_TOLERANCE
+    most = tolerance(engine.model_config)
     block_size = cache.block_size_tokens
     variant = engine.model_config.rotary_offset(engine.model_config.max_model_len if is_switched else 0)
     alone = one.alone.keys_values.get(is_switched)
@@ -70,9 +65,9 @@ def _compare(engine: Engine, one: Known, explained: list[set[int]], *, is_switch
         for layer in (index for index, own in enumerate(cache.layout.group_of) if own == group):
             by_block = alone[layer][: num_blocks * block_size].view(num_blocks, block_size, *alone[layer].shape[1:])
             expected, held = by_block[places], cache.layers[layer][at]
-            if not torch.allclose(held, expected, rtol=tolerance, atol=tolerance):
+            if not torch.allclose(held, expected, rtol=most, atol=most):
                 worst = (held - expected).abs().flatten(1).amax(1)
-                wrong = [place for place, error in zip(places, worst.tolist(), strict=True) if not error < tolerance]
+                wrong = [place for place, error in zip(places, worst.tolist(), strict=True) if not error < most]
                 yield f"layer {layer}, blocks {wrong} of request {one.request.request_id} differ by {worst.max():.2g}"
 
 

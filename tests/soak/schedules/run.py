@@ -41,9 +41,9 @@ from tests.soak.schedules.schedule import (
 from tests.support.crowded import Crowded
 from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.short_of_memory import ShortOfMemory
+from tests.support.tolerance import tolerance
 
 STEPS_WITHOUT_OUTPUT = 2000  # an engine that takes so many is stuck
-LOGPROB_TOLERANCE = 1e-3
 
 
 @dataclass
@@ -262,12 +262,13 @@ class ScheduleRun:
             reason = FinishReason.LENGTH
         if output.finish_reason is not reason:
             self.findings.add(Kind.ANSWER, f"{client.label} at token {position}: it ends by {output.finish_reason}")
-        if not _same_logprobs([output.logprobs], [alone.logprobs[position]]):
+        most = tolerance(self._engine.model_config)
+        if not _same_logprobs([output.logprobs], [alone.logprobs[position]], most):
             self.findings.add(
                 Kind.ANSWER, f"{client.label} at token {position}: {output.logprobs}, not {alone.logprobs[position]}"
             )
         if output.prefill is not None and not _same_logprobs(
-            output.prefill.prompt_logprobs or (), alone.prompt_logprobs or ()
+            output.prefill.prompt_logprobs or (), alone.prompt_logprobs or (), most
         ):
             self.findings.add(Kind.ANSWER, f"{client.label}: other log-probabilities of the prompt")
 
@@ -362,8 +363,10 @@ def _num_alive() -> int:
     return len(CountedSequence.alive)
 
 
-def _same_logprobs(found: Iterable[TokenLogprobs | None], expected: Iterable[TokenLogprobs | None]) -> bool:
-    """Equal up to rounding. Of alternatives the numbers count: two that are as likely may change places."""
+def _same_logprobs(
+    found: Iterable[TokenLogprobs | None], expected: Iterable[TokenLogprobs | None], most: float
+) -> bool:
+    """Equal up to `most`. Of alternatives the numbers count: two that are as likely may change places."""
 
     def numbers(one: TokenLogprobs | None) -> list[float]:
         return [] if one is None else [one.token_id, one.logprob, *(logprob for _, logprob in one.top)]
@@ -372,4 +375,4 @@ def _same_logprobs(found: Iterable[TokenLogprobs | None], expected: Iterable[Tok
     if list(map(len, rows_found)) != list(map(len, rows_expected)):
         return False
     pairs = zip(itertools.chain(*rows_found), itertools.chain(*rows_expected), strict=True)
-    return all(abs(one - two) <= LOGPROB_TOLERANCE for one, two in pairs)
+    return all(abs(one - two) <= most for one, two in pairs)
