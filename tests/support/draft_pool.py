@@ -33,6 +33,8 @@ def wrong_draft_blocks(engine: Engine) -> tuple[list[int], int]:
     wrong = [
         block
         for block in compared
-        if not all(torch.allclose(target.layers[one][block], draft.layers[one][block], atol=most) for one in layers)
+        if not all(
+            torch.allclose(target.layers[one][block], draft.layers[one][block], rtol=most, atol=most) for one in layers
+        )
     ]
     return wrong, len(compared)
