@@ -13,7 +13,7 @@ from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_eng
 class SlowSteps:
     """Give `make` to `serving`; clear `gate` to hold every step back, set `fail_with` to end the engine.
 
-    With `steps_left` the engine clears the gate itself, after so many steps: so an answer cannot end before the test
+    With `steps_left` the engine clears the gate itself, after that number of steps: an answer cannot end before a test
     looks at it, however long the test waits for a processor.
     """
 

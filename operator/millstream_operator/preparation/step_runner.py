@@ -127,18 +127,19 @@ class StepRunner:
 
     def _cache_uid(self, owner: LLMDeployment, key: OwnerKey) -> str | None:
         """Return the uid of the claim of `model.cache`; None where there is none, or it is being deleted."""
-        claim = self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))
-        if claim is None or claim["metadata"].get("deletionTimestamp"):
-            return None
-        return str(claim["metadata"]["uid"])
+        claim = self._cache_claim(owner, key)
+        return None if claim is None or claim["metadata"].get("deletionTimestamp") else str(claim["metadata"]["uid"])
 
     def _filled_uid(self, owner: LLMDeployment, key: OwnerKey) -> str:
         """Return the uid of the claim that a Job has just filled; "", the uid of none, where it is gone already.
 
         One that is being deleted counts: its record must not hold for the claim that comes after it.
         """
-        claim = self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))
-        return str(claim["metadata"]["uid"]) if claim is not None else ""
+        claim = self._cache_claim(owner, key)
+        return "" if claim is None else str(claim["metadata"]["uid"])
+
+    def _cache_claim(self, owner: LLMDeployment, key: OwnerKey) -> Manifest | None:
+        return self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))
 
     def _jobs(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
         """Return the Jobs of this runner's role; others are not its own."""

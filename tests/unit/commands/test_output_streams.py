@@ -34,7 +34,7 @@ def run(*arguments: str, before: str = "", after: str = "", **environment: str) 
 def pipe_that_ended() -> Iterator[int]:
     """Yield the end to write to, which the shell of `run` inherits.
 
-    Nobody reads already: behind `| head` a quick command may have written everything before it ends.
+    The other end is closed already: behind `| head` a quick command may have written everything before it ends.
     """
     reader, writer = os.pipe()
     os.close(reader)
