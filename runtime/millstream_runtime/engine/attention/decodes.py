@@ -4,13 +4,13 @@ A call reads every row up to the longest. What lies behind a shorter row is padd
 or to one that is gone, and a mask alone does not take it out, because a weight of 0 times NaN is NaN. So
 
     on a CPU        the result is checked, and rows are computed again one by one if it has numbers that are not finite
+                    (`decode_batch`)
     elsewhere       padding of the copy is set to 0, since checking would wait for the device; rows of different
                     lengths are not read in place
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 
 import torch
@@ -33,6 +33,7 @@ class Lengths:
         # What the first query of each sees: a decode has one query, a check several.
         self._first_lens = [chunk.context_len - chunk.num_tokens + 1 for chunk in chunks]
         self.count, self.longest = len(chunks), max(self._lens)
+        self.is_ragged = len(set(self._lens)) > 1
         self.like = like
         self._seen: dict[int | None, tuple[int, Tensor | None]] = {}
 
@@ -46,8 +47,8 @@ class Lengths:
         The mask is 0 on what a row sees and minus infinity elsewhere, in the dtype of keys and values as they are read.
         """
         if window not in self._seen:
-            first, ragged = self.first(window), len(set(self._lens)) > 1
-            self._seen[window] = first, self._mask(window, first) if ragged else None
+            first = self.first(window)
+            self._seen[window] = first, self._mask(window, first) if self.is_ragged else None
         return self._seen[window]
 
     def columns(self, window: int | None) -> int:
@@ -79,7 +80,7 @@ class StridedTokens:
 
     def read(self, pool: LayerPool, window: int | None) -> Tensor:
         """`[sequences, heads, longest - first, D]`."""
-        first = self.lens.first(window)
+        first, _ = self.lens.seen(window)
         numbers = pool.in_place
         head, slot, element = numbers.stride()
         size = (self.lens.count, numbers.shape[0], self.lens.longest - first, numbers.shape[2])
@@ -111,7 +112,7 @@ SequenceTokens = StridedTokens | GatheredTokens
 
 
 class DecodeCall:
-    """Decodes, one query each, from row `start` of the step's queries on."""
+    """Decodes, one query each, from row `start` of the step's queries on. Not on a CPU: see `decode_batch`."""
 
     def __init__(self, tokens: SequenceTokens, start: int) -> None:
         self._tokens = tokens
@@ -123,31 +124,17 @@ class DecodeCall:
 
     def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
-        return _attend_side_by_side(query, self._tokens.read(pool, spec.window), self._tokens.lens, spec)
+        tokens = self._tokens.read(pool, spec.window)
+        _, mask = self._tokens.lens.seen(spec.window)
+        if mask is not None:  # the copy's padding
+            tokens.masked_fill_(mask.mT != 0, 0.0)
+        keys, values = keys_values(tokens, spec)
+        return attend_decodes(query, keys, values, mask, spec)
 
 
 def _padded(table: Seq[int], width: int) -> list[int]:
     blocks = [*table]
     return blocks + [blocks[-1]] * (width - len(blocks))
-
-
-def _attend_side_by_side(query: Tensor, tokens: Tensor, lens: Lengths, spec: AttentionSpec) -> Tensor:
-    """`query` `[rows, KV, group, D]` over `tokens` `[rows, heads, longest - first, D]`, padding behind shorter rows.
-
-    Where rows differ in length and the device is no CPU, `tokens` is a copy, which this changes.
-    """
-    _, mask = lens.seen(spec.window)
-    if mask is not None and query.device.type != "cpu":
-        tokens.masked_fill_(mask.mT != 0, 0.0)
-    keys, values = keys_values(tokens, spec)
-    attended = attend_decodes(query, keys, values, mask, spec)
-    if mask is None or query.device.type != "cpu" or math.isfinite(attended.sum().item()):
-        return attended
-    alone = []
-    for row in range(lens.count):
-        own, columns = slice(row, row + 1), lens.columns_of(row, spec.window)
-        alone.append(attend_decodes(query[own], keys[own, :, columns], values[own, :, columns], None, spec))
-    return torch.cat(alone)
 
 
 def gather(pool: LayerPool, blocks: Tensor, block_size_tokens: int) -> Tensor:

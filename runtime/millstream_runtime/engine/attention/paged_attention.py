@@ -2,7 +2,8 @@
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call
+    decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call; on a CPU
+                        rows of similar length among them, in any order (`decode_groups`)
     decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
                         also those whose keys and values are quantized, dequantized in the copy
     checks              like decodes, in calls of their own
@@ -27,10 +28,11 @@ from torch import Tensor
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.checks import CheckCall
+from millstream_runtime.engine.attention.decode_batch import DecodeBatch
 from millstream_runtime.engine.attention.decodes import DecodeCall
 from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
-from millstream_runtime.engine.attention.side_by_side import side_by_side
+from millstream_runtime.engine.attention.side_by_side import decode_groups, side_by_side
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -40,7 +42,7 @@ KVRead = Callable[[int], AbstractContextManager[None]]
 """Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
-Call = DecodeCall | CheckCall | PromptCall | VarlenCall
+Call = DecodeBatch | DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
 class TorchAttention(PoolAttention):
@@ -110,6 +112,8 @@ def _plan(cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, *, use_v
                 calls.append(CheckCall(tokens, alike[part], starts[part.start], kept))
         elif has_many:
             calls += [PromptCall(cache, chunk, start, kept) for chunk, start in zip(alike, starts, strict=False)]
+        elif on_cpu:
+            calls.append(DecodeBatch(decode_groups(cache, alike), row))
         else:
             calls += [DecodeCall(tokens, row + part.start) for part, tokens in side_by_side(cache, alike)]
         row = starts[-1]

@@ -3,7 +3,8 @@
 Sequences that lie an equal distance apart in the pool are read in place, others are gathered.
 
 Sequences share a call with padding up to the longest context and, for checks, up to the most queries. What padding
-costs is weighed against the calls that it saves.
+costs is weighed against the calls that it saves. Decodes on a CPU may share a call in any order; checks, and decodes
+elsewhere, only with their neighbours.
 """
 
 from __future__ import annotations
@@ -12,18 +13,51 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.decode_batch import Group
+from millstream_runtime.engine.attention.decode_groups import PoolRows, groups_of
 from millstream_runtime.engine.attention.decodes import GatheredTokens, SequenceTokens, StridedTokens
 from millstream_runtime.engine.attention.prefill import QUERIES_A_READING
 from millstream_runtime.engine.kv.kv_cache import KVCache
 
 # What one gathered call copies of a layer's keys and values, unless a single sequence is longer.
 GATHER_LIMIT_BYTES = 64 << 20
-# A strided call reads every row up to the longest. A row that joins it saves a call, which costs about as much time as
-# reading this much; more where other processes want the cores, since the threads of each call wait for each other.
+# A call reads every row up to the longest. A row that joins it saves a call, which costs about as much time as reading
+# this much; more where other processes want the cores, since the threads of each call wait for each other.
 CALL_BYTES = 512 << 10
 
 Parts = Iterator[tuple[slice, SequenceTokens]]
 """Neighbouring chunks and how their keys and values are read, in order."""
+
+
+def decode_groups(cache: KVCache, chunks: list[AttentionChunk]) -> list[Group]:
+    """Group decodes on a CPU: in their order, or in any other where that saves more than changing it takes."""
+    call_tokens = CALL_BYTES // cache.token_bytes
+    in_order: list[Group] = [(range(part.start, part.stop), tokens) for part, tokens in side_by_side(cache, chunks)]
+    if len(in_order) == 1:
+        return in_order
+    in_any_order = [*_in_any_order(cache, chunks, call_tokens)]
+
+    def cost_tokens(groups: list[Group]) -> int:
+        return sum(call_tokens + tokens.lens.columns(None) for _, tokens in groups)
+
+    return in_any_order if cost_tokens(in_any_order) + call_tokens < cost_tokens(in_order) else in_order
+
+
+def _in_any_order(cache: KVCache, chunks: list[AttentionChunk], call_tokens: int) -> Iterator[Group]:
+    """By distances and lengths, or by lengths alone where they are gathered."""
+    block = cache.block_size_tokens
+    at_home = [row for row, chunk in enumerate(chunks) if cache.is_in_place and chunk.is_contiguous]
+    first_slots = [chunks[row].block_table[0] * block for row in at_home]
+    lengths = [chunks[row].context_len for row in at_home]
+    for members in groups_of(PoolRows(first_slots, lengths, cache.num_blocks * block), call_tokens):
+        own = [chunks[at_home[member]] for member in members]
+        homes = [chunk.block_table[0] for chunk in own]
+        yield [at_home[member] for member in members], StridedTokens(cache, own, homes)
+    elsewhere = sorted({*range(len(chunks))} - {*at_home}, key=lambda row: -chunks[row].context_len)
+    if elsewhere:
+        own = [chunks[row] for row in elsewhere]
+        for part, tokens in _gathered(cache, own, slice(0, len(own)), call_tokens):
+            yield elsewhere[part], tokens
 
 
 def side_by_side(cache: KVCache, chunks: list[AttentionChunk]) -> Parts:
