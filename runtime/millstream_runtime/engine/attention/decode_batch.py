@@ -69,7 +69,8 @@ class DecodeBatch:
                 pieces.append(attended[place])
                 continue
             keys, values = keys_values(tokens.read(pool, spec.window), spec)
-            for row, query in enumerate(ordered[place].split(1)):
+            queries = ordered[place]
+            for row in range(lens.count):
                 own, columns = slice(row, row + 1), lens.columns_of(row, spec.window)
-                pieces.append(attend_decodes(query, keys[own, :, columns], values[own, :, columns], None, spec))
+                pieces.append(attend_decodes(queries[own], keys[own, :, columns], values[own, :, columns], None, spec))
         return torch.cat(pieces)
