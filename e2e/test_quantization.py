@@ -1,12 +1,16 @@
 """A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves.
 
-One is worse in one slice alone.
+One is worse in one slice alone. The documents to judge by come late, the pod that quantizes is evicted, and the
+operator is killed meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+
+import pytest
 
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
@@ -52,7 +56,7 @@ def worse() -> Object:
 def made() -> Object:
     cache = {"size": "1Gi", "storageClassName": STORAGE_CLASS}
     model = {"servedName": MODEL, "source": {"local": {"path": MODEL}}, "cache": cache}
-    quantization = {"method": "RTN", "calibration": dataset("calibration.jsonl"), "qualityGate": gate()}
+    quantization = {"method": "AWQ", "calibration": dataset("calibration.jsonl"), "qualityGate": gate()}
     return llmd(NAME, model=model, quantization=quantization)
 
 
@@ -61,16 +65,42 @@ def decision(deployment: Object, kind: str) -> str:
     return next((one["message"] for one in deployment["status"].get("decisions", []) if one["type"] == kind), "")
 
 
+def bytes_of(message: str) -> list[float]:
+    """The megabytes that a person reads in an entry of the journal."""
+    return [float(number) for number in re.findall(r"([\d.]+) MB", message)]
+
+
+def evict_pod_of_job(cluster: Cluster, namespace: str) -> None:
+    """Evict the pod that quantizes, once its container runs, as `kubectl drain` does."""
+
+    def running() -> list[str]:
+        found = cluster.items("pods", "-n", namespace, "-l", "batch.kubernetes.io/job-name")
+        return [pod["metadata"]["name"] for pod in found if pod["status"]["phase"] == "Running"]
+
+    (name,) = eventually(running, lambda names: len(names) == 1, what="a Job's pod", timeout_seconds=JOBS_SECONDS)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+@pytest.mark.timeout(1800)
 def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_is_made_gated_and_served(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
-    cluster.apply(namespace, documents())
     cluster.apply(namespace, llmd(NAME))
     wait_ready(cluster, namespace, NAME)
     (before,) = pods(cluster, namespace, NAME)
 
-    with durations.measure("worse model -> QualityGateFailed"):
-        cluster.apply(namespace, worse())
+    cluster.apply(namespace, worse())
+    missing = eventually(
+        lambda: condition(read(cluster, namespace, NAME), "ModelReady"),
+        lambda found: found.get("reason") == "InvalidConfig",
+        what="the documents missed",
+        timeout_seconds=JOBS_SECONDS,
+    )
+    assert "key held_out.jsonl of ConfigMap documents (quantization.qualityGate" in missing["message"]
+    with durations.measure("documents there -> a worse model's QualityGateFailed"):
+        cluster.apply(namespace, documents())
         refused = eventually(
             lambda: read(cluster, namespace, NAME),
             lambda one: condition(one, "ModelReady").get("reason") == "QualityGateFailed",
@@ -86,12 +116,15 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
     with node_volume(cluster, namespace, f"{NAME}-model-cache", release.runtime_image):
         with durations.measure("16-bit source -> quantized, gated, Ready"):
             cluster.apply(namespace, made())
+            evict_pod_of_job(cluster, namespace)
+            release.kill()
             ready = eventually(
                 lambda: read(cluster, namespace, NAME), is_ready, what="Ready", timeout_seconds=JOBS_SECONDS
             )
         assert "The quality gate passed: chat: mean KL" in condition(ready, "ModelReady")["message"]
         assert ready["status"]["plan"]["quantization"] == "AWQ"
-        assert "predicted" in decision(ready, "ModelQuantized")
+        measured, predicted = bytes_of(decision(ready, "ModelQuantized"))
+        assert abs(predicted - measured) <= 0.01 * measured
         assert decision(ready, "QualityGatePassed")
         eventually(lambda: cluster.items("jobs", "-n", namespace), lambda jobs: not jobs, what="no Job left")
         cluster.kubectl("delete", "llmd", NAME, "-n", namespace, "--wait=true")
