@@ -53,7 +53,6 @@ OFF_VALUES |= VLLM_OFF_VALUES
 CHAT_OFF_VALUES = OFF_VALUES | {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "include_reasoning": (True, False),  # no model here has any
@@ -65,8 +64,7 @@ COMPLETION_OFF_VALUES = OFF_VALUES | {"add_special_tokens": (True,), "top_logpro
 TOKENIZE_CHAT_OFF_VALUES: dict[str, tuple[object, ...]] = {
     name: CHAT_OFF_VALUES[name]
     for name in (
-        *("add_generation_prompt", "add_special_tokens", "chat_template_kwargs", "continue_final_message"),
-        *("mm_processor_kwargs", "tools"),
+        *("add_generation_prompt", "add_special_tokens", "continue_final_message", "mm_processor_kwargs", "tools"),
     )
 }
 MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {
