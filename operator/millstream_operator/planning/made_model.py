@@ -120,7 +120,7 @@ def made_problem(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
     if stored is None:
         return _gguf_problem(shape) if method == "GGUF" else None
     return (
-        f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {stored.method} with "
+        f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {stored.words} with "
         f"{stored.bits} bits. Leave calibration out, or name the source that it was made from"
     )
 

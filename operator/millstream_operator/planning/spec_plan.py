@@ -14,6 +14,7 @@ from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.kv_layout import hybrid_flag
+from millstream_operator.planning.choices.quantization import unnamed_method
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -224,7 +225,8 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         whose = "The checkpoint's own quantization_config"
         if made_method(spec) is not None:
             whose = f"Made in the cluster by {made_method(spec)} with quantization.calibration"
-        method, why = stored.method, f"{whose}: {stored.method}, {stored.bits} bit."
+        method, unnamed = stored.named(asked_method(spec)), unnamed_method(stored, asked_method(spec))
+        why = f"{whose}: {'' if unnamed else f'{method}, '}{stored.bits} bit.{unnamed}"
     kv_reason = PlanReason("kvCache", f"spec.quantization.kvCache asks for {kv_cache}.")
     reasons = (
         accelerator_reason,

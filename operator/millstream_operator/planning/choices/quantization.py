@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_operator.api.workload import Profile
+from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.plan import PlanReason, Rejected
 from millstream_operator.planning.resolved_spec import ResolvedSpec
@@ -48,8 +49,8 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
         whose = "The checkpoint's own quantization_config"
         if resolved.is_made:
             whose = "Made in the cluster with quantization.calibration"
-        why = f"{whose}: {stored.bits} bit{groups}.{warning}"
-        return Formats((stored.method,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
+        why = f"{whose}: {stored.bits} bit{groups}.{unnamed_method(stored, asked)}{warning}"
+        return Formats((stored.named(asked),), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
     if asked != "Auto":
         why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"
         return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason))
@@ -72,9 +73,18 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
 
 def contradiction(asked: str, shape: ModelShape) -> str | None:
     """Return why the spec's method cannot be had of this checkpoint; None where nothing contradicts it."""
-    if shape.quantization is None or asked in ("Auto", shape.quantization.method):
+    if shape.quantization is None or asked == "Auto" or shape.quantization.may_be(asked):
         return None
-    return f"spec.quantization.method is {asked}, but the checkpoint is stored as {shape.quantization.method}"
+    return f"spec.quantization.method is {asked}, but the checkpoint is stored as {shape.quantization.words}"
+
+
+def unnamed_method(stored: CheckpointQuantization, asked: str) -> str:
+    """Return what a reason adds where a checkpoint does not say by which method it was made; "" where it does."""
+    if not stored.stored_as:
+        return ""
+    named = stored.named(asked)
+    origin = "spec.quantization.method says" if named == asked else "the plan calls them"
+    return f" They are {stored.stored_as}; which method made them is not written there, and {origin} {named}."
 
 
 def quality_risk(resolved: ResolvedSpec, shape: ModelShape) -> str | None:

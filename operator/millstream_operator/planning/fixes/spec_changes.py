@@ -55,8 +55,10 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     spec, runtime = deployment.spec, facts.runtime
     gone: dict[str, None] = {}
     quantization, parallelism = spec.quantization or Quantization(), spec.parallelism or Parallelism()
-    stored = facts.shape.quantization.method if facts.shape is not None and facts.shape.quantization else "None"
-    if quantization.calibration is None and quantization.method not in (None, "Auto", stored):
+    stored = facts.shape.quantization if facts.shape is not None else None
+    asked = quantization.method
+    is_stored = asked == "None" if stored is None else asked is not None and stored.may_be(asked)
+    if quantization.calibration is None and asked not in (None, "Auto") and not is_stored:
         gone["quantization__method"] = None
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
     kv_cache_methods = runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods

@@ -48,12 +48,12 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
 
 
 def _require_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> None:
-    stored = model_config.quantization.method if model_config.quantization is not None else WeightFormat.NONE.value
-    if config.quantization in (None, stored):
+    asked, stored = config.quantization, model_config.quantization
+    if asked is None or (asked is WeightFormat.NONE if stored is None else stored.may_be(asked.value)):
         return
-    weights = "weights of 16 or 32 bits" if stored == WeightFormat.NONE else f"{stored} weights"
+    weights = "weights of 16 or 32 bits" if stored is None else stored.words
     raise InvalidConfigError(
-        f"--quantization is {config.quantization.value} (spec.quantization.method), but {config.model} holds "
+        f"--quantization is {asked.value} (spec.quantization.method), but {config.model} holds "
         f"{weights}: leave it out to serve them, name another checkpoint, or make one (spec.quantization.calibration, "
         "`millstream quantize`)."
     )
