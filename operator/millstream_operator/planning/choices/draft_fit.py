@@ -87,6 +87,8 @@ def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
     stored = draft.quantization.words if draft.quantization is not None else "None"
     if asked in ("Auto", stored) or (draft.quantization is not None and draft.quantization.may_be(asked)):
         return None
+    if asked == "GGUF" and draft.is_gguf:
+        return None  # of 16 or 32 bits
     if draft.draft_head is not None:
         return f"speculation.draftModel.quantizationMethod is {asked}, but draft heads have {stored}: leave it out"
     return (

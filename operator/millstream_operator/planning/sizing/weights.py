@@ -45,6 +45,8 @@ def weight_format(shape: ModelShape, method: str) -> WeightFormat:
             gcd(NF4_BLOCK, shape.hidden_size, *shape.intermediate_sizes) if method == "NF4" else stored.group_size
         )
         return WeightFormat(method, stored.bits, group_size)
+    if method == "GGUF" and stored is None and shape.is_gguf:
+        return WeightFormat("None", 8 * shape.compute_bytes, None)  # a file of plain numbers
     if method in ("AWQ", "GPTQ", "RTN"):
         return WeightFormat(method, 4, DEFAULT_GROUP_SIZE)
     if method == "NF4":
