@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.requires import draft_source, head_method
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.gguf.gguf_model import read_gguf_folder
+from millstream_runtime.gguf.gguf_model import gguf_files_left_out, read_gguf_folder
 from millstream_runtime.sources.inspect import inspect_folder
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
@@ -68,12 +68,13 @@ def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShap
             path = model_root() / source.local.path / "config.json"
             gguf = read_gguf_folder(path.parent) if path.parent.is_dir() else None
             if gguf is not None:
-                return read_shape(gguf.config(), str(gguf.path))
+                return replace(read_shape(gguf.config(), str(gguf.path)), is_gguf=True)
             if not path.is_file():
                 raise bad_input(
                     f"{path} does not exist; set MILLSTREAM_MODELS_DIR to the folder of the models, or give {option}."
                 )
-            return read_shape_file(path)
+            left_out = gguf_files_left_out([one.name for one in path.parent.iterdir() if one.is_file()])
+            return replace(read_shape_file(path), gguf_left_out=next(iter(left_out), ""))
     except ConfigError as error:
         raise bad_input(str(error)) from None
     if source.hugging_face is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from millstream_operator.catalog.config_fields import ConfigFields, UnsupportedModelError
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
+from millstream_runtime.quantization_config.formats import ALSO_MADE_BY, INTEGER_METHODS, compressed_integers
 from millstream_runtime.quantization_config.scheme import KEPT_FIELDS, TARGETS_OF_GPTQ, read_scheme
 from millstream_runtime.quantization_config.settings import UnsupportedFormatError
 
@@ -42,6 +43,21 @@ class CheckpointQuantization:
     double_quant: bool = field(default=False, repr=False)
     elements: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # GGUF: how many linear weights of which type
     problem: str | None = field(default=None, repr=False)  # a field and its value
+    made_by: tuple[str, ...] = field(default=(), repr=False)  # methods besides `method` that may have made it
+    stored_as: str = field(default="", repr=False)  # in words, where `method` is a guess
+
+    def may_be(self, method: str) -> bool:
+        """Whether a spec may name `method`: how numbers are stored need not say which method chose them."""
+        return method == self.method or method in self.made_by
+
+    def named(self, asked: str) -> str:
+        """The method that a plan names: the spec's own, where the checkpoint of 4 bits does not say it."""
+        return asked if self.stored_as and self.bits == 4 and asked in self.made_by else self.method
+
+    @property
+    def words(self) -> str:
+        """As what it is stored, for messages."""
+        return self.stored_as or self.method
 
 
 def read_quantization(config: Mapping[str, Any], source: str = "config.json") -> CheckpointQuantization | None:
@@ -75,7 +91,8 @@ def _read(fields: ConfigFields, found: Mapping[str, Any]) -> CheckpointQuantizat
         bits = _first(fields, 4, "bits", "w_bit")
         group = _group(fields, _first(fields, DEFAULT_GROUP_SIZE, "group_size", "q_group_size"))
         targets = tuple(_patterns(found.get(TARGETS_OF_GPTQ))) if method == "gptq" else ()
-        return CheckpointQuantization(method.upper(), bits, group, kept=kept, targets=targets)
+        made_by = ALSO_MADE_BY[method.upper()]
+        return CheckpointQuantization(method.upper(), bits, group, kept=kept, targets=targets, made_by=made_by)
     if method in ("fp8", "fbgemm_fp8"):
         return CheckpointQuantization("FP8", 8, None, _block(fields, "weight_block_size"), kept)
     if method == "bitsandbytes":
@@ -140,7 +157,10 @@ def _compressed_tensors(fields: ConfigFields, kept: tuple[Pattern, ...]) -> Chec
         )
     targets = tuple(pattern for one in read.values() for pattern in one.targets)
     method, bits, group_size, block = formats[0]
-    return CheckpointQuantization(method, bits, group_size, block, kept, targets)
+    found = CheckpointQuantization(method, bits, group_size, block, kept, targets)
+    if method == "FP8":
+        return found
+    return replace(found, made_by=INTEGER_METHODS, stored_as=compressed_integers(bits))
 
 
 def _of_group(fields: ConfigFields, name: str, group: object) -> CheckpointQuantization:

@@ -68,7 +68,7 @@ def size_problem(shape: ModelShape, counted: CountedWeights, *, is_part: bool = 
     low, high = described * (100 - TOLERANCE_PERCENT), (described + extra) * (100 + TOLERANCE_PERCENT)
     if low <= found * 100 and (is_part or found * 100 <= high):
         return None
-    stored = shape.quantization.method if shape.quantization is not None else f"{8 * shape.weight_bytes} bit"
+    stored = shape.quantization.words if shape.quantization is not None else f"{8 * shape.weight_bytes} bit"
     return (
         f"config.json describes {_gb(described)} of weights ({_billions(shape)} in {stored}), and the weights files "
         f"hold {_gb(found)}: more than {TOLERANCE_PERCENT} % apart, so they do not belong together. {CURE}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.catalog.checkpoint_size import read_weights, size_problem
@@ -20,6 +20,7 @@ from millstream_operator.catalog.read_shape import read_shape
 from millstream_runtime.strict_json import read_strict_json
 
 VERSION = 1
+MAX_NAME_LENGTH = 128  # of a file, in a message
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
 
 
@@ -69,7 +70,9 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
     # A model with a vision tower has weights beside those of its language model.
     if counted is not None and (problem := size_problem(shape, counted, is_part="text_config" in config)) is not None:
         raise ConfigError(problem)
-    return _pinned(shape, answer)
+    is_gguf, left_out = _weights(answer).get("format") == "gguf", _weights(answer).get("gguf_left_out")
+    name = left_out if isinstance(left_out, str) and left_out.isprintable() else ""
+    return _pinned(replace(shape, is_gguf=is_gguf, gguf_left_out=name[:MAX_NAME_LENGTH]), answer)
 
 
 def read_inspected_head(answer: Mapping[str, Any], method: str) -> InspectedModel:

@@ -97,6 +97,8 @@ class ModelShape:
     # How many layers have which sliding window, in tokens (None: they attend to all); () where no layer has one.
     windowed_layers: tuple[tuple[int | None, int], ...] = field(default=(), repr=False)
     draft_head: DraftHead | None = field(default=None, repr=False)  # None: the shape of a whole model
+    is_gguf: bool = field(default=False, repr=False)  # the weights are in GGUF files, quantised or not
+    gguf_left_out: str = field(default="", repr=False)  # a GGUF file of the source whose *.safetensors are served
 
     @property
     def longest_context_tokens(self) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.spec import Accelerator, AcceleratorType
+from millstream_operator.api.optimization import QuantizationMethod
+from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
 from millstream_operator.catalog.inspected_model import (
@@ -30,8 +31,9 @@ from millstream_operator.rendering.names import INSPECT_CONTAINER
 from millstream_runtime.config import CAPABILITIES, Capabilities
 
 Manifest = dict[str, Any]
-# Requirements of a plan that facts alone can meet.
-WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef"})
+# Requirements of a plan that facts alone can meet: what RTN made is stored under other names, and a GGUF file of 16
+# bits is no quantized one.
+WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef", "quantization=RTN", "quantization=GGUF"})
 DRAFT_FIELD = "speculation.draftModel.source"
 
 
@@ -58,9 +60,13 @@ def _depends_on_the_model(owner: LLMDeployment) -> bool:
     load = spec.workload or Workload()
     numbers = (load.input_tokens, load.output_tokens, load.requests_per_minute, load.concurrency)
     on_gpu = (spec.accelerator or Accelerator()).type is not AcceleratorType.CPU
-    if made_method(spec) is not None or draft_source(spec) is not None:
+    if made_method(spec) is not None or draft_source(spec) is not None or _names_no_format(spec):
         return True
     return on_gpu or spec.objectives is not None or spec.budget is not None or any(n is not None for n in numbers)
+
+
+def _names_no_format(spec: LLMDeploymentSpec) -> bool:
+    return spec.quantization is not None and spec.quantization.method is QuantizationMethod.RTN
 
 
 def next_step(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifest], now: str) -> JobStep:

@@ -82,7 +82,8 @@ def as_made(spec: LLMDeploymentSpec, facts: Facts) -> Facts:
     method, shape = made_method(spec), facts.shape
     if method is None or facts.is_made or shape is None or shape.quantization is not None:
         return facts
-    return replace(facts, shape=_as_stored(shape, STORED_AS[method]), checkpoint_bytes=None, is_made=True)
+    made = replace(_as_stored(shape, STORED_AS[method]), gguf_left_out="")
+    return replace(facts, shape=made, checkpoint_bytes=None, is_made=True)
 
 
 def _as_stored(shape: ModelShape, stored: str) -> ModelShape:
@@ -117,11 +118,17 @@ def made_problem(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
     if method is None or facts.is_made or shape is None:
         return None
     stored = shape.quantization
+    if stored is None and shape.is_gguf:
+        return (
+            "quantization.calibration quantizes *.safetensors, and the source is a GGUF file. Leave calibration out, "
+            "or name the source that it was made from"
+        )
     if stored is None:
         return _gguf_problem(shape) if method == "GGUF" else None
+    words = stored.stored_as or f"{stored.method} with {stored.bits} bits"
     return (
-        f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {stored.method} with "
-        f"{stored.bits} bits. Leave calibration out, or name the source that it was made from"
+        f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {words}. "
+        "Leave calibration out, or name the source that it was made from"
     )
 
 

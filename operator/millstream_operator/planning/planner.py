@@ -56,7 +56,7 @@ from millstream_operator.planning.unknown_inventory import (
 )
 
 # Of the plan from the spec alone.
-KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching", "engine.hybridKvCacheManager")
+KEPT_REASONS = ("accelerator", "model.source", "runtime.image", "engine.prefixCaching", "engine.hybridKvCacheManager")
 
 
 def decide(

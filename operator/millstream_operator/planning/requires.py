@@ -49,6 +49,10 @@ _MADE_WHILE_LOADING = (
 _MEANINGS_OF_VALUES = {f"speculation={method}": _HEADS_ON_A_GPU for method in HEAD_METHODS} | {
     f"quantization={method}": _MADE_WHILE_LOADING for method in ("FP8", "INT8", "NF4")
 }
+_MEANINGS_OF_VALUES["quantization=RTN"] = (
+    "{} weights, which no checkpoint names (leave quantization.method out to serve it as it is stored, or set "
+    "quantization.calibration)"
+)
 
 
 def source_kind(source: ModelSource) -> str:
@@ -119,19 +123,8 @@ def requirements(
     found = [f"source={kind}" for kind in dict.fromkeys(map(source_kind, sources)) if kind not in runtime.sources]
     if shape is not None and shape.family not in runtime.model_families:
         found.append(f"modelFamily={shape.family}")
-    stored = shape.quantization.method if shape is not None and shape.quantization else None
-    if method in NEEDS_QUANTIZED_CHECKPOINT and shape is not None and stored != method:
-        found.append("quantizedCheckpoint")
     on_cpu = (deployment.spec.accelerator or Accelerator()).type is AcceleratorType.CPU
-    if method not in (runtime.cpu_quantization_methods if on_cpu else runtime.quantization_methods) or (
-        shape is not None
-        and stored != method
-        and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
-        and method not in runtime.online_quantization_methods
-    ):
-        found.append(f"quantization={method}")
-    elif shape is not None and shape.quantization is not None and shape.quantization.problem:
-        found.append(f"checkpointFormat={shape.quantization.problem}")
+    found += _missing_for_weights(method, shape, runtime, on_cpu=on_cpu)
     if kv_cache not in (runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods):
         found.append(f"kvCache={kv_cache}")
     if (deployment.spec.engine or Engine()).hybrid_kv_cache_manager is Switch.ENABLED and (
@@ -145,6 +138,27 @@ def requirements(
     if pipeline > runtime.max_pipeline_parallel_size:
         found.append(f"pipelineParallelSize={pipeline}")
     return tuple(dict.fromkeys(found))
+
+
+def _missing_for_weights(method: str, shape: ModelShape | None, runtime: Capabilities, *, on_cpu: bool) -> list[str]:
+    """Return what is missing to load weights by the plan's `method`. What is stored decides, however it is called."""
+    found: list[str] = []
+    stored = shape.quantization if shape is not None else None
+    is_stored = stored is not None and stored.may_be(method)
+    if stored is not None and is_stored:
+        method = stored.method
+    if method in NEEDS_QUANTIZED_CHECKPOINT and shape is not None and not is_stored:
+        found.append("quantizedCheckpoint")
+    if method not in (runtime.cpu_quantization_methods if on_cpu else runtime.quantization_methods) or (
+        shape is not None
+        and not is_stored
+        and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
+        and method not in runtime.online_quantization_methods
+    ):
+        found.append(f"quantization={method}")
+    elif stored is not None and stored.problem:
+        found.append(f"checkpointFormat={stored.problem}")
+    return found
 
 
 def missing_for_speculation(spec: LLMDeploymentSpec, runtime: Capabilities, method: str) -> list[str]:

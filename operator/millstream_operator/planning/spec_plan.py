@@ -14,6 +14,12 @@ from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.kv_layout import hybrid_flag
+from millstream_operator.planning.choices.quantization import (
+    gguf_left_out,
+    is_plain_gguf,
+    plain_gguf_reason,
+    unnamed_method,
+)
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -108,7 +114,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         resources=resources,
         input_hash=input_hash(deployment),
         reasons=(
-            *(*placement.reasons, *engine_reasons, image_reason, resources_reason),
+            *(*placement.reasons, *_left_out_file(facts.shape), *engine_reasons, image_reason, resources_reason),
             *(speculation.reason, *_tuned_reason(facts), *unknown, *_load_on_cpu(spec, placement.on_gpu)),
         ),
         facts_hash=facts_hash(facts),
@@ -168,6 +174,13 @@ def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
     return DraftFiles(path, facts.draft_revision, facts.draft_checkpoint_bytes, tuned)
 
 
+def _left_out_file(shape: ModelShape | None) -> Reasons:
+    """Say that the source has a GGUF file, too, which is not served."""
+    if shape is None or not shape.gguf_left_out:
+        return ()
+    return (PlanReason("model.source", f"The source holds *.safetensors and a GGUF file: {gguf_left_out(shape)}."),)
+
+
 def _tuned_reason(facts: Facts) -> Reasons:
     """Nothing where the draft is served as it is in its source."""
     if facts.tuned_draft is None:
@@ -224,7 +237,10 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         whose = "The checkpoint's own quantization_config"
         if made_method(spec) is not None:
             whose = f"Made in the cluster by {made_method(spec)} with quantization.calibration"
-        method, why = stored.method, f"{whose}: {stored.method}, {stored.bits} bit."
+        method, unnamed = stored.named(asked_method(spec)), unnamed_method(stored, asked_method(spec))
+        why = f"{whose}: {'' if unnamed else f'{method}, '}{stored.bits} bit.{unnamed}"
+    elif shape is not None and is_plain_gguf(asked_method(spec), shape):
+        method, why = "None", plain_gguf_reason(shape)
     kv_reason = PlanReason("kvCache", f"spec.quantization.kvCache asks for {kv_cache}.")
     reasons = (
         accelerator_reason,

@@ -73,9 +73,9 @@ def gguf_files_of(names: Collection[str], where: str) -> list[str]:
     Raises:
         RuntimeFailure: CheckpointInvalid: several models, or a part is missing.
     """
-    if any(name.endswith(".safetensors") for name in names):
+    if _has_safetensors(names):
         return []
-    found = sorted(one for one in names if one.endswith(".gguf") and not one.startswith((VISION_PREFIX, ".")))
+    found = _gguf_names(names)
     models = {(match[1], match[3]) if (match := _PART.fullmatch(name)) else (name, "") for name in found}
     if len(models) > 1:
         raise RuntimeFailure(
@@ -90,6 +90,21 @@ def gguf_files_of(names: Collection[str], where: str) -> list[str]:
                 FailureReason.CHECKPOINT_INVALID, f"{where} lacks {missing}, a part of {stem}; fetch all {count} parts."
             )
     return found
+
+
+def gguf_files_left_out(names: Collection[str]) -> list[str]:
+    """The GGUF files of a folder whose *.safetensors are read, and not they."""
+    return _gguf_names(names) if _has_safetensors(names) else []
+
+
+def _has_safetensors(names: Collection[str]) -> bool:
+    return any(name.endswith(".safetensors") and "/" not in name for name in names)
+
+
+def _gguf_names(names: Collection[str]) -> list[str]:
+    """Of models: no vision towers, and nothing in subfolders, of which nothing is read."""
+    left_out = (VISION_PREFIX, ".")
+    return sorted(one for one in names if one.endswith(".gguf") and "/" not in one and not one.startswith(left_out))
 
 
 def gguf_files_in(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.gguf.gguf_model import read_gguf_folder
+from millstream_runtime.gguf.gguf_model import gguf_files_left_out, read_gguf_folder
 from millstream_runtime.logs import log
 from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
@@ -110,10 +110,8 @@ def load_model(
     with open_checkpoint(folder) as checkpoint:
         wanted = expected_weights(config, dtype, ranks)
         checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
-        if checkpoint.num_skipped and ranks.rank == 0:
-            log.warning("text_only", tensors=checkpoint.num_skipped, about="no images: their tensors are not read")
-        if config.quantization is not None and config.quantization.about and ranks.rank == 0:
-            log.info("quantized", method=config.quantization.method, about=config.quantization.about)
+        if ranks.rank == 0:
+            _log_what_is_read(config, folder, checkpoint.num_skipped)
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads if name in checkpoint)
 
         def report() -> None:
@@ -131,6 +129,17 @@ def load_model(
             for (words, reason), layers in weights.implementations.items():
                 log.info("quantized_layers", computed_by=words, layers=layers, reason=reason)
         return model
+
+
+def _log_what_is_read(config: ModelConfig, folder: Path, num_skipped_tensors: int) -> None:
+    """Log what of the folder is not read, and what is to be said of its format."""
+    if left_out := gguf_files_left_out([path.name for path in folder.iterdir() if path.is_file()]):
+        about = "*.safetensors are served; put the GGUF file into a folder of its own to serve it"
+        log.warning("gguf_left_out", file=left_out[0], about=about)
+    if num_skipped_tensors:
+        log.warning("text_only", tensors=num_skipped_tensors, about="no images: their tensors are not read")
+    if config.quantization is not None and config.quantization.about:
+        log.info("quantized", method=config.quantization.method, about=config.quantization.about)
 
 
 def _build(config: ModelConfig, weights: LoadedWeights, placement: Placement) -> Decoder:

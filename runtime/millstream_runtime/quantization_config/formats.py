@@ -58,4 +58,16 @@ class ScaledCodesFormat:
     has_int8_activations: bool = False  # inputs are meant to be int8, too
 
 
+# Methods of the API that make integers. Formats that are named after none of them do not say which it was.
+INTEGER_METHODS = ("AWQ", "GPTQ", "RTN")
+# As what a method may be stored that has no format of its own: `millstream quantize --method rtn` writes AWQ's.
+ALSO_MADE_BY = {"AWQ": ("RTN",), "GPTQ": ("RTN",)}
+
+
+def compressed_integers(bits: int) -> str:
+    """The name of what compressed-tensors stores, for people."""
+    *others, last = INTEGER_METHODS if bits == 4 else (f"INT{bits}", *INTEGER_METHODS)
+    return f"{bits}-bit integers of compressed-tensors ({', '.join(others)} or {last})"
+
+
 StoredFormat = AwqFormat | GgufFormat | GptqFormat | PackedIntegersFormat | Nf4Format | ScaledCodesFormat

@@ -7,19 +7,23 @@ The planner refuses for a CPU what this refuses. Keys are read under all their s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.quantization_config import module_patterns
 from millstream_runtime.quantization_config.compressed_tensors import read_groups
 from millstream_runtime.quantization_config.formats import (
+    ALSO_MADE_BY,
+    INTEGER_METHODS,
     AwqFormat,
     GgufFormat,
     GptqFormat,
     Nf4Format,
+    PackedIntegersFormat,
     ScaledCodesFormat,
     StoredFormat,
+    compressed_integers,
 )
 from millstream_runtime.quantization_config.settings import Settings
 
@@ -40,6 +44,17 @@ class QuantizationScheme:
     targets: tuple[str, ...] = ()  # the quantized modules; empty: all linear layers
     about: str = ""  # what the user is told when it is loaded
     by_module: Mapping[str, StoredFormat] | None = None  # where each has its own (GGUF); the others are 16 or 32 bit
+    made_by: tuple[str, ...] = ()  # methods of the API besides `method` that may have made numbers stored so
+    stored_as: str = ""  # in words, where `method` is a guess; "": weights of `method`
+
+    def may_be(self, method: str) -> bool:
+        """Whether the spec may call it so: how numbers are stored need not say which method chose them."""
+        return method == self.method or method in self.made_by
+
+    @property
+    def words(self) -> str:
+        """What it holds, for messages."""
+        return self.stored_as or f"{self.method} weights"
 
     def format_of(self, module: str) -> StoredFormat | None:
         """Of a linear layer by its name in the checkpoint; None: 16 or 32 bit."""
@@ -78,7 +93,7 @@ def _read_awq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     if version != "gemm":
         raise settings.unsupported("version", version, "gemm")
     settings.flag("zero_point", default=True)  # where it is false `qzeros` are there too, all 8 (gptqmodel)
-    return QuantizationScheme("AWQ", AwqFormat(settings.group_size()), kept)
+    return QuantizationScheme("AWQ", AwqFormat(settings.group_size()), kept, made_by=ALSO_MADE_BY["AWQ"])
 
 
 def _read_gptq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
@@ -92,7 +107,8 @@ def _read_gptq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     if settings.given("dynamic"):
         raise settings.unsupported("dynamic", settings.given("dynamic"), "one setting for all modules")
     stored = GptqFormat(bits, settings.group_size(), settings.flag("desc_act", default=False), packing == "gptq")
-    return QuantizationScheme("GPTQ", stored, kept, settings.names(TARGETS_OF_GPTQ))
+    targets = settings.names(TARGETS_OF_GPTQ)
+    return QuantizationScheme("GPTQ", stored, kept, targets, made_by=ALSO_MADE_BY["GPTQ"])
 
 
 def _read_fp8(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
@@ -144,6 +160,9 @@ def _read_gguf(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
 def _read_compressed_tensors(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     method, stored, targets = read_groups(settings)
     scheme = QuantizationScheme(method, stored, kept, targets)
+    if isinstance(stored, PackedIntegersFormat) or (isinstance(stored, ScaledCodesFormat) and not stored.is_float):
+        bits = stored.bits if isinstance(stored, PackedIntegersFormat) else 8
+        scheme = replace(scheme, made_by=INTEGER_METHODS, stored_as=compressed_integers(bits))
     if module_patterns.is_named(HEAD, targets) and not module_patterns.is_named(HEAD, kept):
         raise settings.unsupported("ignore", [*kept], f"lists with {HEAD}: a quantized output head is not read")
     return scheme

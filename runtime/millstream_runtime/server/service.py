@@ -145,7 +145,7 @@ class Service:
         Raises:
             ApiError: no chat template, messages the template refuses, or a context overflow.
         """
-        prompt = await self.prompts.chat_ids(request.messages)
+        prompt = await self.prompts.chat_ids(request.messages, request.chat_template_kwargs)
         return self._generation(request, [prompt], (), arrived_at_seconds, tenant)
 
     async def completion(self, request: CompletionRequest, arrived_at_seconds: float, tenant: str) -> Generation:

@@ -31,7 +31,7 @@ def describe_gguf(headers: Mapping[str, tuple[bytes, int]]) -> tuple[dict[str, b
     parsed = {name: parse_gguf(io.BytesIO(text).read, size, name) for name, (text, size) in headers.items()}
     model = gguf_model({Path(name): header for name, header in parsed.items()})
     files = {"config.json": _json(model.config(is_header_alone=True)), "tokenizer_config.json": _tokenizer(model)}
-    summary = WeightsSummary()
+    summary = WeightsSummary(is_gguf=True)
     for name, header in parsed.items():
         _add(summary, header, headers[name][1])
     summary.names |= model.tensors.keys()

@@ -27,7 +27,7 @@ from millstream_runtime.sources.client import (
     without_query,
 )
 from millstream_runtime.sources.selection import (
-    GGUF_SUFFIX,
+    INDEX_NAME,
     gguf_files_of_variant,
     is_support_file,
     is_weights_file,
@@ -105,7 +105,7 @@ class HuggingFace:
         listed = [(sibling, name) for sibling, name in named if name is not None]
         if self.variant:
             chosen = gguf_files_of_variant([name for _, name in listed], self.variant, str(self))
-            listed = [(sibling, name) for sibling, name in listed if not name.endswith(GGUF_SUFFIX) or name in chosen]
+            listed = [one for one in listed if one[1] in chosen or not _is_of_other_weights(one[1])]
         with ThreadPoolExecutor(HEAD_THREADS) as threads:
             files = list(threads.map(lambda pair: self._file(commit, *pair), listed))
         others = frozenset(sibling["rfilename"] for sibling, name in named if name is None)
@@ -177,6 +177,11 @@ def _plain_name(sibling: Mapping[str, Any]) -> str | None:
     if path is None or len(path.parts) != 1:
         return None
     return path.name if is_support_file(path.name) or is_weights_file(path.name) else None
+
+
+def _is_of_other_weights(name: str) -> bool:
+    """Whether it is of other weights than a GGUF file that was named: of another one, or of *.safetensors."""
+    return is_weights_file(name) or name == INDEX_NAME
 
 
 def _size_and_digest(sibling: Mapping[str, Any]) -> tuple[int | None, Digest | None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import gguf_files_left_out
 from millstream_runtime.sources.client import TransferError
 from millstream_runtime.sources.gguf_summary import describe_gguf, gguf_header_bytes
 from millstream_runtime.sources.layers import (
@@ -139,6 +140,7 @@ def _inspect(
     else:
         for name, header in headers.items():
             summary.add(parse_header(header.text, name), len(header.text), header.file_bytes, name)
+    summary.gguf_left_out = tuple(gguf_files_left_out(model.names))
     config_name = CONFIG_NAME if config is None else str(config.path)
     return describe(identity, requested_revision, revision, files, summary, config_name)
 

@@ -43,6 +43,8 @@ class WeightsSummary:
     elements_by_dtype: Counter[str] = field(default_factory=Counter)
     names: set[str] = field(default_factory=set)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    is_gguf: bool = False
+    gguf_left_out: tuple[str, ...] = ()  # GGUF files in place of which *.safetensors are read
 
     def add(self, header: dict[str, Any], header_bytes: int, size_bytes: int, where: str) -> None:
         """Count one file's header. Raises RuntimeFailure: CheckpointInvalid, it does not fit the file."""

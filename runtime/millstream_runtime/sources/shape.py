@@ -9,7 +9,9 @@
      "quantization_config": {…},    its method and numbers; null where the checkpoint is not quantised
      "weights": {"files": 4, "file_bytes": …, "tensor_bytes": …, "tensors": 291,
                  "elements": …, "elements_by_dtype": {"BF16": …},      counted in the headers
-                 "tied_lm_head": false},                               true: no lm_head tensor is stored
+                 "tied_lm_head": false,                                true: no lm_head tensor is stored
+                 "format": "gguf",                                     of GGUF files alone
+                 "gguf_left_out": "name-Q4_K_M.gguf"},                 one in place of which *.safetensors are read
      "tokenizer": {"class": …, "model_max_length": …, "has_chat_template": true},
      "generation": {"eos_token_id": [128001, 128009]},
      "draft_head": {"kind": "EAGLE-1", …},     of draft heads alone: see `draft_heads.describe_head`
@@ -117,19 +119,25 @@ def describe(
         ),
         "config": kept,
         "quantization_config": _pick(quantization, QUANTIZATION_FIELDS) if quantization else None,
-        "weights": {
-            "files": weights.files,
-            "file_bytes": weights.file_bytes,
-            "tensor_bytes": weights.tensor_bytes,
-            "tensors": weights.tensors,
-            "elements": weights.elements_by_dtype.total(),
-            "elements_by_dtype": _short(dict(sorted(weights.elements_by_dtype.items()))),
-            "tied_lm_head": not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in weights.names),
-        },
+        "weights": _counted(weights),
         "tokenizer": _tokenizer(files),
         "generation": _pick(_optional(files, "generation_config.json"), ("eos_token_id",)),
         **({"draft_head": _short(head)} if head is not None else {}),
         "omitted": [],
+    }
+
+
+def _counted(weights: WeightsSummary) -> dict[str, Any]:
+    return {
+        "files": weights.files,
+        "file_bytes": weights.file_bytes,
+        "tensor_bytes": weights.tensor_bytes,
+        "tensors": weights.tensors,
+        "elements": weights.elements_by_dtype.total(),
+        "elements_by_dtype": _short(dict(sorted(weights.elements_by_dtype.items()))),
+        "tied_lm_head": not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in weights.names),
+        **({"format": "gguf"} if weights.is_gguf else {}),
+        **({"gguf_left_out": _short(weights.gguf_left_out[0])} if weights.gguf_left_out else {}),
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -23,6 +24,18 @@ import jinja2.utils
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+# What no client may give: variables and helpers of every template, and arguments of `apply_chat_template` of
+# `transformers`, which some servers would read there.
+RESERVED_VARIABLES = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"),
+        *SPECIAL_TOKEN_NAMES,
+    }
+)
 
 
 class ChatTemplateError(Exception):
@@ -53,15 +66,19 @@ class ChatTemplate:
         }
         self._template.globals = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
         """The prompt up to and including the header of the assistant's next turn.
+
+        `template_kwargs`: further variables, as plain JSON. They replace none of the server's.
 
         Raises:
             ChatTemplateError: the template refused the messages, or its output is longer than any context.
         """
         pieces: list[str] = []
         characters = 0
-        variables = {**self._constants, "messages": [dict(message) for message in messages]}
+        variables = {**template_kwargs, **self._constants, "messages": [dict(message) for message in messages]}
         context = self._template.new_context(variables, shared=True)
         try:
             for piece in self._template.root_render_func(context):
@@ -73,7 +90,8 @@ class ChatTemplate:
             raise ChatTemplateError(f"The model's chat template refused the messages: {error.message}") from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Errors inside the template are internal details.
-            raise ChatTemplateError("The model's chat template cannot render these messages.") from error
+            given = "these messages with these chat_template_kwargs" if template_kwargs else "these messages"
+            raise ChatTemplateError(f"The model's chat template cannot render {given}.") from error
         return "".join(pieces)
 
 

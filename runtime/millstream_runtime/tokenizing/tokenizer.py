@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
 from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
-from millstream_runtime.tokenizing.chat_template import ChatTemplate
+from millstream_runtime.tokenizing.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
     ByteLevelVocabulary,
@@ -30,7 +31,6 @@ from millstream_runtime.tokenizing.detokenizer import (
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
 SENTENCEPIECE_SPACE = "\u2581"
 LONG_CHARACTERS = 2048  # of a text or tokens, for which the interpreter lock is released
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 # Of one text, more threads than the caller's would only take time from the engine's.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -121,8 +121,12 @@ class Tokenizer:
         byte = BYTE_FALLBACK.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[int]:
         """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.
+
+        `template_kwargs`: further variables of the template, as plain JSON.
 
         Raises:
             ChatTemplateError: the template refused the messages.
@@ -130,7 +134,7 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise ValueError("The model has no chat template.")
-        return self._ids(self._chat_template.render(messages), add_special_tokens=False)
+        return self._ids(self._chat_template.render(messages, template_kwargs), add_special_tokens=False)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_CHARACTERS:

@@ -79,6 +79,33 @@ def test_a_checkpoint_of_the_format_that_was_asked_for(name: str, asked: str | N
     resolve_shard_config(RuntimeConfig(model=model, served_model_name="m", quantization=wanted))
 
 
+PACKED = Path(__file__).resolve().parents[2] / "data" / "packed_checkpoints" / "llm-compressor"
+FOUR, EIGHT = (f"{bits}-bit integers of compressed-tensors" for bits in (4, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "words"),
+    [
+        ("w4a16-awq-zero-points", ("AWQ", "GPTQ"), f"{FOUR} (AWQ, GPTQ or RTN)"),
+        ("w4a16-gptq", ("AWQ", "GPTQ"), f"{FOUR} (AWQ, GPTQ or RTN)"),
+        ("w8a8-smoothquant", ("INT8", "AWQ", "GPTQ"), f"{EIGHT} (INT8, AWQ, GPTQ or RTN)"),
+        ("fp8-static", ("FP8",), "FP8 weights"),
+    ],
+)
+def test_integers_that_do_not_say_who_made_them_are_accepted_under_each_name(
+    name: str, accepted: tuple[str, ...], words: str
+) -> None:
+    """llm-compressor stores AWQ and GPTQ alike: `--quantization AWQ` was refused as GPTQ weights."""
+    for asked in WeightFormat:
+        config = RuntimeConfig(model=str(PACKED / name), served_model_name="m", quantization=asked)
+        if asked.value in accepted:
+            resolve_shard_config(config)
+            continue
+        with pytest.raises(InvalidConfigError) as refused:
+            resolve_shard_config(config)
+        assert f"holds {words}: leave it out to serve them" in str(refused.value)
+
+
 @pytest.mark.parametrize("named", [None, {}, SETTINGS | {"modules_to_not_convert": ["layers"]}])
 def test_packed_weights_of_which_config_json_says_nothing(named: dict[str, Any] | None, folder: Path) -> None:
     """As older tools left them, which wrote quantize_config.json alone."""

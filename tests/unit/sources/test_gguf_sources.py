@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from millstream_operator.api.load import parse
+from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.inspected_model import read_answer, read_inspected
+from millstream_operator.inventory.node_kinds import inventory_of
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
+from millstream_operator.planning.sizing.weights import rank_weights, weight_format
+from millstream_runtime.config import RuntimeConfig, WeightFormat
+from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.models.registry import load_model_config
+from millstream_runtime.models.registry import load_model, load_model_config
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, fetch
 from millstream_runtime.sources.hugging_face import HuggingFace
@@ -18,6 +30,7 @@ from millstream_runtime.sources.inspect import inspect_folder, inspect_source
 from millstream_runtime.sources.shape import to_json
 from tests.support.family_cases import dense
 from tests.support.gguf_files import q4_k_m, write_gguf
+from tests.support.llmdeployments import manifest
 from tests.support.local_hub import LocalCDN, LocalHub
 from tests.support.local_registry import LocalRegistry, tar_of
 from tests.support.tiny_families import write_family
@@ -34,6 +47,37 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     template: dict[str, Any] = {"tokenizer.chat_template": "{{ messages }}"}
     write_gguf(folder / "plain", folder / "packed" / NAME, q4_k_m, **template)
     return (folder / "packed" / NAME).read_bytes()
+
+
+@pytest.fixture(scope="module", params=["F16", "BF16", "F32"])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one GGUF file of plain numbers."""
+    folder = tmp_path_factory.mktemp("plain")
+    write_family(folder / "model", **dense("llama", **SIZES))
+    write_gguf(folder / "model", folder / "packed" / f"tiny-{request.param}.gguf", lambda module: request.param)
+    return folder / "packed"
+
+
+@pytest.fixture
+def both(content: bytes, tmp_path: Path) -> Path:
+    """A folder with *.safetensors and a GGUF file."""
+    write_family(tmp_path / "both", **dense("llama", **SIZES))
+    (tmp_path / "both" / NAME).write_bytes(content)
+    return tmp_path / "both"
+
+
+def planned(folder: Path, method: str | None, gpus: str | None = None) -> Plan | Infeasible:
+    shape = read_inspected(read_answer(to_json(inspect_folder(folder)))).shape
+    facts = Facts(shape=shape)
+    if gpus is not None:
+        facts = replace(facts, inventory=inventory_of([parse_island(facts.catalog, gpus)]))
+    spec: dict[str, Any] = {"accelerator": {"type": "CPU" if gpus is None else "GPU"}}
+    spec |= {"quantization": {"method": method}} if method is not None else {}
+    return decide(parse(manifest(**spec)), PlanDefaults("image:1"), facts)
+
+
+def boot(folder: Path, method: WeightFormat | None) -> None:
+    resolve_shard_config(RuntimeConfig(model=str(folder), served_model_name="m", quantization=method))
 
 
 def require_shape(shape: dict[str, Any], content: bytes) -> None:
@@ -104,6 +148,98 @@ def test_several_models_in_a_repository_are_refused_before_a_download(
         with pytest.raises(RuntimeFailure, match=r"holds 2 GGUF models \(tiny-Q4_K_M\.gguf, tiny-Q8_0\.gguf\)"):
             attempt()
     assert cdn.sent("/blobs/") == 0
+
+
+@pytest.mark.parametrize("gpus", [None, "A100-40GB:1"])
+def test_a_file_of_plain_numbers_is_served_as_what_it_holds(plain: Path, gpus: str | None) -> None:
+    """`method: GGUF` was refused for it, as if it named a quantization."""
+    asked, unnamed = planned(plain, "GGUF", gpus), planned(plain, None, gpus)
+    assert isinstance(asked, Plan), asked.message
+    assert isinstance(unnamed, Plan)
+    assert (asked.quantization, asked.requires, asked.summary) == ("None", (), unnamed.summary)
+    assert (asked.memory, asked.resources) == (unnamed.memory, unnamed.resources)
+    bits = 32 if "F32" in next(plain.iterdir()).name else 16
+    said = f"spec.quantization.method asks for GGUF, and the weights of the GGUF file are of {bits} bit."
+    assert said in [one.reason for one in asked.reasons]
+
+
+def test_the_bytes_of_a_file_of_plain_numbers_are_those_of_its_tensors(plain: Path) -> None:
+    answer = inspect_folder(plain)
+    shape = read_inspected(read_answer(to_json(answer))).shape
+    assert (shape.is_gguf, shape.quantization) == (True, None)
+    assert shape.parameters.total == answer["weights"]["elements"]
+    stored, asked = rank_weights(shape, weight_format(shape, "None")), rank_weights(shape, weight_format(shape, "GGUF"))
+    assert asked == stored
+    width = shape.weight_bytes
+    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.hidden_size * 2
+    norms = shape.parameters.norms * (4 - width)  # in float32 in the file, in the model's type in memory
+    assert stored.total_bytes == answer["weights"]["tensor_bytes"] + padding * width - norms
+
+
+def test_the_runtime_takes_a_file_of_plain_numbers_for_gguf_and_for_none(plain: Path) -> None:
+    for accepted in (WeightFormat.GGUF, WeightFormat.NONE, None):
+        boot(plain, accepted)
+    with pytest.raises(InvalidConfigError, match="holds weights of 16 or 32 bits"):
+        boot(plain, WeightFormat.AWQ)
+
+
+def test_a_source_with_both_says_which_is_served_and_how_to_serve_the_other(
+    both: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = inspect_folder(both)
+    assert answer["weights"]["gguf_left_out"] == NAME
+    assert "format" not in answer["weights"]
+    plan = planned(both, None)
+    assert isinstance(plan, Plan), plan.message
+    (said,) = [one.reason for one in plan.reasons if one.field == "model.source"]
+    assert said == (
+        f"The source holds *.safetensors and a GGUF file: these are served, not {NAME}. To serve that file, put it "
+        "into a folder or image of its own, or name it in a repository as org/name:Q4_K_M, by a word of its name."
+    )
+    with caplog.at_level(logging.WARNING, logger="millstream"):
+        load_model(load_model_config(both), both, torch.float32, torch.device("cpu"))
+    (record,) = [one for one in caplog.records if one.message == "gguf_left_out"]
+    assert getattr(record, "fields", {})["file"] == NAME
+
+
+@pytest.mark.parametrize("gpus", [None, "A100-40GB:1"])
+def test_a_spec_that_asks_for_the_other_is_refused_with_the_fix(both: Path, gpus: str | None) -> None:
+    found = planned(both, "GGUF", gpus)
+    assert isinstance(found, Infeasible)
+    assert found.constraint == "quantization"
+    start = "spec.quantization.method is GGUF, but the source holds *.safetensors, too"
+    assert found.message.startswith(f"{start}, and these are served, not {NAME}.")
+    assert "org/name:Q4_K_M" in found.message
+    with pytest.raises(InvalidConfigError, match=rf"read and not {NAME}: put that file into a folder or image of its"):
+        boot(both, WeightFormat.GGUF)
+    boot(both, WeightFormat.NONE)
+    (both / NAME).unlink()
+    alone = planned(both, None)
+    assert isinstance(alone, Plan)
+    assert "model.source" not in [one.field for one in alone.reasons]
+    with pytest.raises(InvalidConfigError, match="holds weights of 16 or 32 bits"):
+        boot(both, WeightFormat.GGUF)
+
+
+def test_a_gguf_file_that_is_named_comes_before_safetensors(
+    hub: LocalHub, cdn: LocalCDN, policy: RetryPolicy, options: FetchOptions, content: bytes, tmp_path: Path
+) -> None:
+    """`org/tiny:Q4_K_M` was served from the *.safetensors of the repository, without a word."""
+    index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+    hub.files |= {NAME: content, "model.safetensors.index.json": index, "sub/other.safetensors": b""}
+    source = HuggingFace("org/tiny:Q4_K_M", endpoint=hub.url, policy=policy)
+    shape = inspect_source(source)
+    assert shape["quantization_config"]["quant_method"] == "gguf"
+    assert "gguf_left_out" not in shape["weights"]
+    fetch(source, tmp_path, lambda line: None, options)
+    weights = {path.name for path in tmp_path.iterdir() if path.suffix in (".gguf", ".safetensors")}
+    assert weights == {NAME}
+    assert load_model_config(tmp_path).num_layers == 3
+
+
+def test_files_in_subfolders_are_no_models(hub: LocalHub, cdn: LocalCDN, policy: RetryPolicy, content: bytes) -> None:
+    hub.files = {NAME: content, "Q8_0/tiny-Q8_0.gguf": content, "onnx/model.safetensors": b""}
+    require_shape(inspect_source(HuggingFace("org/tiny", endpoint=hub.url, policy=policy)), content)
 
 
 def test_safetensors_come_before_a_gguf_file(

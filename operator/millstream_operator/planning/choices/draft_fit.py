@@ -84,9 +84,11 @@ def _layers_problem(head: DraftHead, target: ModelShape) -> str | None:
 def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
     named = spec.speculation.draft_model if spec.speculation is not None else None
     asked = (named.quantization_method if named is not None else None) or "Auto"
-    stored = draft.quantization.method if draft.quantization is not None else "None"
-    if asked in ("Auto", stored):
+    stored = draft.quantization.words if draft.quantization is not None else "None"
+    if asked in ("Auto", stored) or (draft.quantization is not None and draft.quantization.may_be(asked)):
         return None
+    if asked == "GGUF" and draft.is_gguf:
+        return None  # of 16 or 32 bits
     if draft.draft_head is not None:
         return f"speculation.draftModel.quantizationMethod is {asked}, but draft heads have {stored}: leave it out"
     return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_operator.api.workload import Profile
+from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.plan import PlanReason, Rejected
 from millstream_operator.planning.resolved_spec import ResolvedSpec
@@ -48,11 +49,14 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
         whose = "The checkpoint's own quantization_config"
         if resolved.is_made:
             whose = "Made in the cluster with quantization.calibration"
-        why = f"{whose}: {stored.bits} bit{groups}.{warning}"
-        return Formats((stored.method,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
+        why = f"{whose}: {stored.bits} bit{groups}.{unnamed_method(stored, asked)}{warning}"
+        return Formats((stored.named(asked),), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
+    if is_plain_gguf(asked, shape):
+        return Formats(("None",), kv_cache, (PlanReason("quantization", plain_gguf_reason(shape)), kv_reason))
     if asked != "Auto":
         why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"
-        return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason))
+        problem = contradiction(asked, shape)
+        return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
     online = ("FP8",) if "FP8" in choosable.online_quantization_methods else ()
     bits = f"{8 * shape.compute_bytes}-bit weights"
     why = f"The checkpoint holds {bits} and no method is named; the format that needs the fewest GPUs is taken."
@@ -72,9 +76,39 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
 
 def contradiction(asked: str, shape: ModelShape) -> str | None:
     """Return why the spec's method cannot be had of this checkpoint; None where nothing contradicts it."""
-    if shape.quantization is None or asked in ("Auto", shape.quantization.method):
+    if asked == "GGUF" and shape.gguf_left_out:
+        start = "spec.quantization.method is GGUF, but the source holds *.safetensors, too"
+        return f"{start}, and {gguf_left_out(shape)}"
+    if shape.quantization is None or asked == "Auto" or shape.quantization.may_be(asked):
         return None
-    return f"spec.quantization.method is {asked}, but the checkpoint is stored as {shape.quantization.method}"
+    return f"spec.quantization.method is {asked}, but the checkpoint is stored as {shape.quantization.words}"
+
+
+def is_plain_gguf(asked: str, shape: ModelShape) -> bool:
+    """Whether the spec asks for a GGUF file, and its weights are not quantized: then 16 or 32 bits are served."""
+    return asked == "GGUF" and shape.is_gguf and shape.quantization is None
+
+
+def plain_gguf_reason(shape: ModelShape) -> str:
+    bits = 8 * shape.weight_bytes
+    return f"spec.quantization.method asks for GGUF, and the weights of the GGUF file are of {bits} bit."
+
+
+def gguf_left_out(shape: ModelShape) -> str:
+    """Return that a GGUF file is not served, and how to serve it: the end of a sentence."""
+    return (
+        f"these are served, not {shape.gguf_left_out}. To serve that file, put it into a folder or image of its own, "
+        "or name it in a repository as org/name:Q4_K_M, by a word of its name"
+    )
+
+
+def unnamed_method(stored: CheckpointQuantization, asked: str) -> str:
+    """Return what a reason adds where a checkpoint does not say by which method it was made; "" where it does."""
+    if not stored.stored_as:
+        return ""
+    named = stored.named(asked)
+    origin = "spec.quantization.method says" if named == asked else "the plan calls them"
+    return f" They are {stored.stored_as}; which method made them is not written there, and {origin} {named}."
 
 
 def quality_risk(resolved: ResolvedSpec, shape: ModelShape) -> str | None:

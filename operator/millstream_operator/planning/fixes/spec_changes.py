@@ -11,6 +11,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory
+from millstream_operator.planning.choices.quantization import is_plain_gguf
 from millstream_operator.planning.choices.speculation import choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit
@@ -55,8 +56,11 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     spec, runtime = deployment.spec, facts.runtime
     gone: dict[str, None] = {}
     quantization, parallelism = spec.quantization or Quantization(), spec.parallelism or Parallelism()
-    stored = facts.shape.quantization.method if facts.shape is not None and facts.shape.quantization else "None"
-    if quantization.calibration is None and quantization.method not in (None, "Auto", stored):
+    stored = facts.shape.quantization if facts.shape is not None else None
+    asked = quantization.method
+    is_stored = asked == "None" if stored is None else asked is not None and stored.may_be(asked)
+    is_stored = is_stored or (facts.shape is not None and is_plain_gguf(asked or "Auto", facts.shape))
+    if quantization.calibration is None and asked not in (None, "Auto") and not is_stored:
         gone["quantization__method"] = None
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
     kv_cache_methods = runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods

@@ -40,11 +40,13 @@ def weight_format(shape: ModelShape, method: str) -> WeightFormat:
     if stored is not None and stored.method == method == "GGUF":
         bits = 8 * gguf_quantized_bytes(stored.elements)
         return WeightFormat(method, stored.bits, None, bits * 1000 // gguf_quantized_elements(stored.elements))
-    if stored is not None and stored.method == method:
+    if stored is not None and stored.may_be(method):
         group_size = (
             gcd(NF4_BLOCK, shape.hidden_size, *shape.intermediate_sizes) if method == "NF4" else stored.group_size
         )
         return WeightFormat(method, stored.bits, group_size)
+    if method == "GGUF" and stored is None and shape.is_gguf:
+        return WeightFormat("None", 8 * shape.compute_bytes, None)  # a file of plain numbers
     if method in ("AWQ", "GPTQ", "RTN"):
         return WeightFormat(method, 4, DEFAULT_GROUP_SIZE)
     if method == "NF4":
@@ -111,6 +113,6 @@ def rank_weights(shape: ModelShape, stored: WeightFormat, tensor: int = 1, pipel
 
 def _unquantized(shape: ModelShape, stored: WeightFormat, linear: int) -> int:
     """Of a rank's `linear` weights, those that the checkpoint keeps in its own width: the same share on each rank."""
-    if shape.quantization is None or shape.quantization.method != stored.method or not shape.parameters.linear:
+    if shape.quantization is None or not shape.quantization.may_be(stored.method) or not shape.parameters.linear:
         return 0
     return -(-shape.unquantized_parameters * linear // shape.parameters.linear)

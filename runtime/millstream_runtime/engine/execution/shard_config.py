@@ -14,6 +14,7 @@ from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType,
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import gguf_files_left_out, gguf_files_of
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.linear.shares import RankInfo
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS
@@ -48,15 +49,33 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
 
 
 def _require_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> None:
-    stored = model_config.quantization.method if model_config.quantization is not None else WeightFormat.NONE.value
-    if config.quantization in (None, stored):
+    asked, stored = config.quantization, model_config.quantization
+    if asked is None or (asked is WeightFormat.NONE if stored is None else stored.may_be(asked.value)):
         return
-    weights = "weights of 16 or 32 bits" if stored == WeightFormat.NONE else f"{stored} weights"
+    if asked is WeightFormat.GGUF and _require_gguf(config.model):
+        return  # a file of 16 or 32 bits
+    weights = "weights of 16 or 32 bits" if stored is None else stored.words
     raise InvalidConfigError(
-        f"--quantization is {config.quantization.value} (spec.quantization.method), but {config.model} holds "
+        f"--quantization is {asked.value} (spec.quantization.method), but {config.model} holds "
         f"{weights}: leave it out to serve them, name another checkpoint, or make one (spec.quantization.calibration, "
         "`millstream quantize`)."
     )
+
+
+def _require_gguf(folder: str) -> bool:
+    """Return whether the model is a GGUF file.
+
+    Raises:
+        InvalidConfigError: there is one, and *.safetensors, which are read.
+    """
+    names = [path.name for path in Path(folder).iterdir() if path.is_file()]
+    if left_out := gguf_files_left_out(names):
+        raise InvalidConfigError(
+            f"--quantization is GGUF (spec.quantization.method), but {folder} holds *.safetensors, too, which are read "
+            f"and not {left_out[0]}: put that file into a folder or image of its own, or name it in a repository as "
+            "org/name:Q4_K_M, by a word of its name."
+        )
+    return bool(gguf_files_of(names, folder))
 
 
 def require_format(model_config: ModelConfig, device: torch.device) -> None:

@@ -45,6 +45,9 @@ NAMED_BY_VALIDATORS = {
     "unknown_parameter": "Unknown parameter: '{name}'.",
     "unsupported_parameter": "'{name}' is supported by this server only as {accepted}; leave it out.",
 }
+# Of published chat templates; hosted APIs take them as parameters.
+TEMPLATE_VARIABLES = ("enable_thinking", "preserve_thinking", "thinking", "thinking_budget")
+TEMPLATE_HINT = "Variables of the chat template go into 'chat_template_kwargs' of a chat."
 Range = tuple[float, float]  # the least and the most
 MESSAGE_WANTED = 'an object such as {"role": "user", "content": "Hello"}'
 
@@ -234,7 +237,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]], allowed: Range | None =
         return not_an_object()
     if kind == "extra_forbidden":
         name = ".".join([*path[:-1], path[-1][:80]])
-        return ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+        hint = f" {TEMPLATE_HINT}" if name in TEMPLATE_VARIABLES else ""
+        return ApiError(400, f"Unknown parameter: '{name}'.{hint}", param=name, code="unknown_parameter")
     if kind == "missing":
         name = ".".join(path)
         return ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")

@@ -48,12 +48,22 @@ VLLM_OFF_VALUES: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params"), ()),
+    "thinking_token_budget": (),
 }
-OFF_VALUES |= VLLM_OFF_VALUES
+SGLANG_OFF_VALUES: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("regex", "ebnf", "json_schema", "lora_path", "custom_logit_processor", "custom_params"), ()),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (False,),
+    "stop_regex": ([],),
+    "stream_reasoning": (True, False),  # of reasoning that is separated
+}
+OFF_VALUES |= VLLM_OFF_VALUES | SGLANG_OFF_VALUES
 CHAT_OFF_VALUES = OFF_VALUES | {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "include_reasoning": (True, False),  # no model here has any
@@ -65,8 +75,7 @@ COMPLETION_OFF_VALUES = OFF_VALUES | {"add_special_tokens": (True,), "top_logpro
 TOKENIZE_CHAT_OFF_VALUES: dict[str, tuple[object, ...]] = {
     name: CHAT_OFF_VALUES[name]
     for name in (
-        *("add_generation_prompt", "add_special_tokens", "chat_template_kwargs", "continue_final_message"),
-        *("mm_processor_kwargs", "tools"),
+        *("add_generation_prompt", "add_special_tokens", "continue_final_message", "mm_processor_kwargs", "tools"),
     )
 }
 MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {

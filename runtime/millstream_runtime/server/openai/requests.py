@@ -48,6 +48,7 @@ from millstream_runtime.server.openai.request_fields import (
     text_of_parts,
     without_unsupported,
 )
+from millstream_runtime.server.openai.template_kwargs import TemplateKwargs
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -181,6 +182,7 @@ class ChatCompletionRequest(GenerationRequest):
     off_values: ClassVar[dict[str, tuple[object, ...]]] = CHAT_OFF_VALUES
 
     messages: Messages
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     max_completion_tokens: TokenCount | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
@@ -289,6 +291,7 @@ class TokenizeRequest(BaseModel):
     model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
     prompt: Annotated[Text, AfterValidator(require_tokenizable), WithJsonSchema(TOKENIZE_PROMPT_SCHEMA)] | None = None
     messages: Messages | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     add_special_tokens: Annotated[bool, Field(description="of a plain prompt; a chat template has its own")] = True
     return_token_strs: bool = False
 
@@ -302,6 +305,8 @@ class TokenizeRequest(BaseModel):
     def _one_input(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise conflict("prompt", "Give either 'prompt' or 'messages'.")
+        if self.chat_template_kwargs and self.messages is None:
+            raise conflict("chat_template_kwargs", "'chat_template_kwargs' needs 'messages'.")
         return self
 
 

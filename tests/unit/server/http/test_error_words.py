@@ -19,6 +19,39 @@ GOOD_TEXT = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
 MESSAGE = 'an object such as {"role": "user", "content": "Hello"}'
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("guided_json", {"type": "object"}, "null"),
+        ("guided_choice", ["yes", "no"], "null"),
+        ("structured_outputs", {"choice": ["yes", "no"]}, "null"),
+        ("regex", "[ab]", "null"),
+        ("ebnf", "root ::= [ab]", "null"),
+        ("lora_path", "adapter", "null"),
+        ("separate_reasoning", True, "false"),
+        ("return_hidden_states", True, "false"),
+    ],
+)
+def test_what_vllm_and_sglang_have_and_this_server_has_not_is_refused_as_such(
+    server: ServerThread, path: str, name: str, value: Any, accepted: str
+) -> None:
+    """It was an unknown parameter, as a spelling mistake is."""
+    good = GOOD_CHAT if path == CHAT else GOOD_TEXT
+    error = server.post(path, good | {name: value}).json()["error"]
+    assert error["message"] == f"'{name}' is supported by this server only as {accepted}; leave it out."
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert server.post(path, good | {name: json.loads(accepted)}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking", "thinking_budget"])
+def test_a_variable_of_the_template_is_sent_to_its_place(server: ServerThread, name: str) -> None:
+    error = server.post(CHAT, GOOD_CHAT | {name: False}).json()["error"]
+    hint = "Variables of the chat template go into 'chat_template_kwargs' of a chat."
+    assert error["message"] == f"Unknown parameter: '{name}'. {hint}"
+    assert (error["param"], error["code"]) == (name, "unknown_parameter")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

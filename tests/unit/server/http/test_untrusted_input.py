@@ -69,9 +69,9 @@ def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
             threads.append(threading.current_thread().name)
             return encode(text, **settings)
 
-        def watched_chat(messages: Any) -> list[int]:
+        def watched_chat(messages: Any, template_kwargs: Any) -> list[int]:
             threads.append(threading.current_thread().name)
-            return encode_chat(messages)
+            return encode_chat(messages, template_kwargs)
 
         monkeypatch.setattr(tokenizer, "encode", watched)
         monkeypatch.setattr(tokenizer, "encode_chat", watched_chat)
@@ -115,14 +115,18 @@ def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: py
         tokenizer, threads = server.server.service.prompts.tokenizer, []
         encode_chat = tokenizer.encode_chat
 
-        def watched(messages: Any) -> list[int]:
+        def watched(messages: Any, template_kwargs: Any) -> list[int]:
             threads.append(threading.current_thread().name.rpartition("_")[0])
-            return encode_chat(messages)
+            return encode_chat(messages, template_kwargs)
 
         monkeypatch.setattr(tokenizer, "encode_chat", watched)
         for count in (1, limits.MAX_MESSAGES):
             server.post("/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": ""}] * count})
         assert threads == ["short-chats", "tokenizer"]
+        chat: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": ""}]}
+        for text in ("short", "x" * limits.SHORT_PROMPT_CHARACTERS):
+            server.post("/tokenize", chat | {"chat_template_kwargs": {"persona": text}})
+        assert threads[2:] == ["short-chats", "tokenizer"], "nor is one with much for the template to write"
 
 
 @pytest.mark.parametrize("token_ids", [[], [1 << 20]], ids=["none", "outside the vocabulary"])
@@ -132,7 +136,7 @@ def test_messages_that_make_no_usable_prompt_are_a_400(
     """The engine refused them, and the client was told that the engine had stopped and that it should try again."""
     with serving(tiny_model) as server:
         server.wait_ready()
-        monkeypatch.setattr(server.server.service.prompts.tokenizer, "encode_chat", lambda messages: token_ids)
+        monkeypatch.setattr(server.server.service.prompts.tokenizer, "encode_chat", lambda *_: token_ids)
         answer = server.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": ""}]})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
 
@@ -207,11 +211,20 @@ def test_every_parameter_has_a_bound(server: ServerThread) -> None:
         for field, described in schema.get("properties", {}).items()
         if not is_bounded(described)
     ]
-    # Their caps are in validators, because OpenAI's unions have several shapes; `test_bad_requests` proves them.
+    # Their caps are in validators, because OpenAI's unions have several shapes; `test_bad_requests` proves them, and
+    # `test_template_kwargs`.
     assert set(unbounded) <= {f"{one}.{field}" for one in schemas for field in CHECKED_BY_VALIDATORS}
 
 
-CHECKED_BY_VALIDATORS = ("prompt", "stop", "logit_bias", "messages", "logprobs", "stream_options")
+CHECKED_BY_VALIDATORS = (
+    "prompt",
+    "stop",
+    "logit_bias",
+    "messages",
+    "logprobs",
+    "stream_options",
+    "chat_template_kwargs",
+)
 
 
 def is_bounded(described: dict[str, Any]) -> bool:
