@@ -19,6 +19,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.node_affinity import in_words, read_terms
 from millstream_operator.planning.plan import GPU_RESOURCE
 from millstream_operator.rendering.kueue import is_gated_by_kueue, queue_of
+from millstream_operator.rendering.model_cache import is_cache_of
 
 _HEAD = re.compile(r"^0/(\d+) nodes are available: ?")
 _ITEM = re.compile(r"(\d+) (.+)")
@@ -94,14 +95,25 @@ def _of_claims(pod: Pod, message: str) -> Diagnosis | None:
         )
     if (found := _CLAIM.search(message)) is None:
         return None
-    name, rest = found[1], message[found.end() :]
-    if rest.lstrip().startswith("not found"):
-        said = "does not exist in this namespace: create it, or correct the claimName"
-    elif rest.lstrip().startswith("is being deleted"):
-        said = "is being deleted: create another one, or name another claim"
-    else:
-        said = f"cannot be used: {_without_preemption(rest).strip()}"
+    name = found[1]
+    said = _said_of_claim(name, message[found.end() :].lstrip(), is_cache=is_cache_of(pod, name))
     return Diagnosis(Reason.VOLUME_PENDING, sentence(f"The PersistentVolumeClaim {name} {said}"))
+
+
+def _said_of_claim(name: str, rest: str, *, is_cache: bool) -> str:
+    """`rest`: what the scheduler says of the claim. `is_cache`: the operator creates it."""
+    if rest.startswith("not found"):
+        if is_cache:
+            return "of model.cache does not exist at the moment: the operator creates it, and the pod starts"
+        return "does not exist in this namespace: create it, or correct the claimName"
+    if rest.startswith("is being deleted"):
+        if is_cache:
+            return (
+                "of model.cache is being deleted, and stays until the pods that mount it have ended (`kubectl describe "
+                f"pvc {name}` names them). The operator then creates it anew, and the pod starts"
+            )
+        return "is being deleted: create another one, or name another claim"
+    return f"cannot be used: {_without_preemption(rest).strip()}"
 
 
 def _of_the_nodes(pod: Pod, message: str) -> Diagnosis:

@@ -6,17 +6,28 @@ pods on several nodes make one download.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.rendering.names import child
+from millstream_operator.rendering.names import DEPLOYMENT_LABEL, child
 from millstream_operator.rendering.quantity import canonical
 
 DEFAULT_ACCESS_MODE = "ReadWriteMany"
+CLAIM_SUFFIX = "-model-cache"
 
 
 def cache_claim_name(owner: LLMDeployment) -> str:
-    return f"{owner.name}-model-cache"
+    return f"{owner.name}{CLAIM_SUFFIX}"
+
+
+def is_cache_of(pod: Mapping[str, Any], claim_name: str) -> bool:
+    """Whether a claim that a pod mounts is the cache of the pod's LLMDeployment. Claims of users are mounted to read."""
+    volumes = (one.get("persistentVolumeClaim") or {} for one in pod.get("spec", {}).get("volumes") or ())
+    deployment = (pod["metadata"].get("labels") or {}).get(DEPLOYMENT_LABEL)
+    return claim_name == f"{deployment}{CLAIM_SUFFIX}" and any(
+        one.get("claimName") == claim_name and not one.get("readOnly") for one in volumes
+    )
 
 
 def model_cache(owner: LLMDeployment) -> dict[str, Any] | None:

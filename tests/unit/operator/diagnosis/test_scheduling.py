@@ -100,6 +100,32 @@ def test_the_sentence_says_what_is_short_and_on_how_many_nodes(name: str) -> Non
     assert (found.reason, found.message) == (reason, wanted)
 
 
+OWN_CACHE = {
+    "is being deleted": "of model.cache is being deleted, and stays until the pods that mount it have ended (`kubectl "
+    "describe pvc demo-model-cache` names them). The operator then creates it anew, and the pod starts.",
+    "not found": "of model.cache does not exist at the moment: the operator creates it, and the pod starts.",
+}
+OTHER_CLAIM = {
+    "is being deleted": "is being deleted: create another one, or name another claim.",
+    "not found": "does not exist in this namespace: create it, or correct the claimName.",
+}
+
+
+@pytest.mark.parametrize("said", OWN_CACHE)
+@pytest.mark.parametrize("deployment", ["demo", "another", None])
+@pytest.mark.parametrize("read_only", [False, True], ids=["as the cache", "as a claim of the user"])
+def test_the_operator_makes_its_own_cache_again(said: str, deployment: str | None, read_only: bool) -> None:
+    claim = {"claimName": "demo-model-cache"} | ({"readOnly": True} if read_only else {})
+    message = f'0/3 nodes are available: persistentvolumeclaim "demo-model-cache" {said}. preemption: x'
+    pod = unscheduled(message, volumes=[{"name": "model", "persistentVolumeClaim": claim}])
+    pod["metadata"]["labels"] = {"millstream.dev/deployment": deployment} if deployment is not None else {}
+    found = diagnose_scheduling(pod)
+    assert found is not None
+    assert found.reason is Reason.VOLUME_PENDING
+    is_own = deployment == "demo" and not read_only
+    assert found.message == f"The PersistentVolumeClaim demo-model-cache {(OWN_CACHE if is_own else OTHER_CLAIM)[said]}"
+
+
 def test_the_labels_that_leave_nodes_out_are_named() -> None:
     term = {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L4"]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
