@@ -106,7 +106,7 @@ class Drafting:
         if not self.lengths.is_free:
             chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
             chosen = self._worth_reading(chosen)
-            self._skipped[skip] += len(wanted) - len(chosen)
+            self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
         most = {one: len(drafts) for one, drafts in proposed.items()}
@@ -122,13 +122,16 @@ class Drafting:
         plain, reading_seconds = self.lengths.plain_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
         if plain is None or reading_seconds is None:
             return chosen
+        seconds: dict[Sequence, float] = {}
+        unread = [one for one in chosen if one not in self._had_drafts]
+        self._call(lambda: seconds.update({one: float(reading_seconds(one)) for one in unread}))
+        if self._reason_of_drafter() is not None:
+            return {}
         return {
             one: length
             for one, length in chosen.items()
-            if one in self._had_drafts
-            or self._reading_worth.may_pay(
-                reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
-            )
+            if one not in seconds
+            or self._reading_worth.may_pay(seconds[one], plain, one.num_generated_tokens, self._most_tokens(one))
         }
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:

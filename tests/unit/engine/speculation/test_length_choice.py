@@ -213,6 +213,36 @@ def test_a_prompt_that_takes_longer_to_read_than_the_answer_takes_is_left_alone(
     assert left_alone[2] > 20, "until a trial has read it"
 
 
+@pytest.mark.parametrize("failure", [ValueError("the prompt: secret"), None], ids=["an error", "no number"])
+def test_a_drafter_that_cannot_say_how_long_it_reads_ends_drafting_and_no_request(
+    failure: Exception | None,
+    answer: list[int],
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
+
+    class Failing(EachAlone):
+        is_broken = False
+
+        def reading_seconds(self, sequence: Sequence) -> float | None:
+            if self.is_broken and failure is not None:
+                raise failure
+            return None if self.is_broken else 0.0
+
+    drafter = Failing(lambda sequence, most: answer[sequence.num_generated_tokens :][:most])
+    engine = make_engine(write_model(), drafter=drafter, speculation_governor=GovernorMode.ENFORCE)
+    StepClock(engine, 0.05)
+    engine.warm_up()
+    drafter.is_broken = True
+    assert generate(engine, [REQUEST])["0"] == answer
+    first = counts(engine).skipped
+    assert first["drafter_failed"] > 0
+    assert generate(engine, [REQUEST])["0"] == answer
+    assert counts(engine).skipped["drafter_failed"] >= first["drafter_failed"] + NEW_TOKENS - 2, "not asked again"
+
+
 @pytest.mark.parametrize("drafter", [free(always(3)), always(3)], ids=["n-grams", "a draft model"])
 def test_nothing_drafts_while_requests_will_soon_be_refused(
     drafter: Drafter, write_model: WriteModel, make_engine: MakeEngine
