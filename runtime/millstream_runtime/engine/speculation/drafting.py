@@ -8,6 +8,7 @@ No torch.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -27,6 +28,8 @@ from millstream_runtime.logs import log
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
 WARM_UP_BATCHES = (1, 4, 16)  # whose steps the governor knows from the first request on
 FIRST_TIME_STEPS = 2  # of each length and batch size, which are slow
+# In a row: a drafter that gives NaN for so many requests is not asked again. Each of them has had its prompt read.
+MOST_NOT_FINITE_REQUESTS = 3
 
 
 Proposed = dict[Sequence, list[int]]
@@ -61,6 +64,7 @@ class Drafting:
         self._untimed_steps = 0
         self._has_read = False  # whether the drafter has read prompts for this step
         self._refused: dict[Sequence, Skip] = {}
+        self._num_not_finite = 0  # requests in a row for which the drafter gave NaN
         self._forget_counts()
 
     @property
@@ -227,6 +231,9 @@ class Drafting:
         if not sequence.request.is_heartbeat:
             self._reading_worth.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)
+        if self._blocked is Skip.DRAFTER_FAILED:  # it is not asked again, and must not hold the request for ever
+            with contextlib.suppress(Exception):
+                self._drafter.forget(sequence)
         self._call(lambda: self._drafter.forget(sequence))
 
     def stats(self) -> SpeculationStats:
@@ -283,7 +290,15 @@ class Drafting:
         for one in wanted:
             if one not in proposed:
                 self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
+        self._count_not_finite(reasons.values(), has_drafts=bool(proposed))
         return proposed
+
+    def _count_not_finite(self, reasons: Iterable[Skip], *, has_drafts: bool) -> None:
+        """End drafting where no request has drafts for NaN: each new one would have its prompt read for nothing."""
+        num_not_finite = sum(reason is Skip.DRAFT_NOT_FINITE for reason in reasons)
+        self._num_not_finite = 0 if has_drafts else self._num_not_finite + num_not_finite
+        if self._num_not_finite >= MOST_NOT_FINITE_REQUESTS:
+            self._fail("DraftNotFinite")
 
     def _reason_of_drafter(self) -> Skip | None:
         """Why it proposed nothing at all, if it failed."""
@@ -310,8 +325,11 @@ class Drafting:
             if is_out_of_memory(error):
                 self.wait()
                 return
-            self._blocked = Skip.DRAFTER_FAILED
-            log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request
+            self._fail(type(error).__name__)  # its message might quote a request
+
+    def _fail(self, error: str) -> None:
+        self._blocked = Skip.DRAFTER_FAILED
+        log.warning("drafter_failed", error=error)
 
 
 def _share(num_decodes: int) -> int:
