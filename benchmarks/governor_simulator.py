@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
+from millstream_runtime.engine.speculation.drafting import FIRST_TIME_STEPS, WARM_UP_BATCHES, warm_up_plan
 from millstream_runtime.engine.speculation.governor import DraftLengths
+from millstream_runtime.engine.warm_up import CHECKS, MOST_DRAFTS_SECONDS
 
 Answer = Seq[bool]
 K = TypeVar("K", bound=Hashable)
@@ -137,6 +139,27 @@ def simulate(
                 break
             _step(run, live, choice, costs, max_draft_tokens, compares_unchecked, rng)
     return run
+
+
+def warm_up(
+    choice: DraftLengths, costs: StepSeconds, max_draft_tokens: int, batches: Seq[int] = WARM_UP_BATCHES, seed: int = 0
+) -> None:
+    """Let it learn what steps take, as an engine's warm-up does: the same steps, for as long.
+
+    `batches`: of those that an engine runs, for costs that know no others.
+    """
+    rng, seconds = random.Random(seed), 0.0
+    for size, most in warm_up_plan(max_draft_tokens):
+        if size not in batches:
+            continue
+        length = min(most, max(1, MOST_STEP_DRAFTS // size))
+        for check in range(1 + CHECKS):  # the first step reads the prompts
+            took = costs.seconds(size, [length] * size if length else [], rng)
+            seconds += took
+            if check > FIRST_TIME_STEPS:
+                choice.observe_costs(size, size * length, took)
+        if seconds >= MOST_DRAFTS_SECONDS:
+            return
 
 
 def _step(

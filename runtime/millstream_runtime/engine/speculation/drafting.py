@@ -161,11 +161,8 @@ class Drafting:
         nowhere else.
         """
         most = self._max_draft_tokens
-        ends = [0, most, *({1} - {most})]
-        plan = [(size, length) for size in WARM_UP_BATCHES for length in ends]
-        plan += [(1, length) for length in range(2, most)]
         self._is_warming_up = True
-        for size, self._max_draft_tokens in plan:
+        for size, self._max_draft_tokens in warm_up_plan(most):
             self._untimed_steps = FIRST_TIME_STEPS
             if not run(size, self._max_draft_tokens):
                 break
@@ -330,6 +327,13 @@ class Drafting:
     def _fail(self, error: str) -> None:
         self._blocked = Skip.DRAFTER_FAILED
         log.warning("drafter_failed", error=error)
+
+
+def warm_up_plan(max_draft_tokens: int) -> list[tuple[int, int]]:
+    """Return the checks of a warm-up in their order: requests at once, and drafts of each."""
+    ends = [0, max_draft_tokens, *({1} - {max_draft_tokens})]
+    plan = [(size, length) for size in WARM_UP_BATCHES for length in ends]
+    return plan + [(1, length) for length in range(2, max_draft_tokens)]
 
 
 def _share(num_decodes: int) -> int:
