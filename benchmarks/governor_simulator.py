@@ -87,7 +87,14 @@ class Fixed:
         self.plain_seconds_per_token: float | None = None
         self._length = length
 
-    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+    def choose(
+        self,
+        proposed: Mapping[K, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[K], float] | None = None,
+    ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         return {one: min(self._length, most) for one, most in proposed.items() if self._length}
 
@@ -115,6 +122,7 @@ class _Live:
     answer: Answer
     done: int = 0
     compared_from: int | None = None  # drafts that were not checked wait here for the tokens that come
+    unread_seconds: float = 0.0  # what a draft model takes to read it
 
 
 def simulate(
@@ -124,9 +132,10 @@ def simulate(
     max_draft_tokens: int,
     *,
     compares_unchecked: bool = True,
+    reading_seconds: float = 0.0,
     seed: int = 0,
 ) -> Run:
-    """Answer all requests of all phases."""
+    """Answer all requests of all phases. `reading_seconds`: of each before its first drafts, by a draft model."""
     run, rng, number = Run(), random.Random(seed), 0
     for phase in phases:
         run.phase_began_at_seconds.append(run.seconds)
@@ -134,7 +143,7 @@ def simulate(
         live: dict[int, _Live] = {}
         while True:
             while len(live) < phase.concurrency and (answer := next(waiting, None)) is not None:
-                live[number], number = _Live(answer), number + 1
+                live[number], number = _Live(answer, unread_seconds=reading_seconds), number + 1
             if not live:
                 break
             _step(run, live, choice, costs, max_draft_tokens, compares_unchecked, rng)
@@ -175,11 +184,13 @@ def _step(
     share = min(most, max(1, MOST_STEP_DRAFTS // num_decodes))
     proposed = {key: min(share, len(one.answer) - one.done - 1) for key, one in live.items()}
     proposed = {key: length for key, length in proposed.items() if length > 0}
-    lengths = choice.choose(proposed, num_decodes, is_crowded=False)
+    unread = {key: one.unread_seconds for key, one in live.items()}
+    lengths = choice.choose(proposed, num_decodes, is_crowded=False, reading_seconds=unread.__getitem__)
     tokens = 0
     for key, one in [*live.items()]:
         length = lengths.get(key, 0)
         if length:
+            one.unread_seconds = 0.0
             accepted = _standing(one.answer[one.done : one.done + length])
             choice.observe_drafts(key, length, accepted)
             one.compared_from = None
@@ -197,8 +208,12 @@ def _step(
             choice.forget(key)
             del live[key]
     seconds = costs.seconds(num_decodes, [*lengths.values()], rng)
-    choice.observe_step(num_decodes, sum(lengths.values()), tokens, seconds)
-    run.seconds += seconds
+    reading = sum(unread[key] for key in lengths)
+    if reading:
+        choice.observe_reading(reading)
+    else:
+        choice.observe_step(num_decodes, sum(lengths.values()), tokens, seconds)
+    run.seconds += seconds + reading
     run.tokens += tokens
     run.timeline.append((run.seconds, run.tokens, sum(lengths.values())))
 

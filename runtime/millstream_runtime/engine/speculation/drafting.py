@@ -58,7 +58,9 @@ class Drafting:
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
         self._reading_worth = ReadingWorth()
-        self._had_drafts: set[Sequence] = set()  # in the last step: what is left to read of them is little
+        # In the last step with decodes: what is left to read of them is little. And in this one.
+        self._had_drafts: set[Sequence] = set()
+        self._has_drafts: set[Sequence] = set()
         self._steps_to_wait = 0
         self._is_warming_up = False
         self._untimed_steps = 0
@@ -84,6 +86,7 @@ class Drafting:
         self._has_read = False
         if not decodes:
             return {}
+        self._had_drafts, self._has_drafts = self._has_drafts, set()
         reason = self._reason_of_step()
         if reason is not None:
             self._skipped[reason] += len(decodes)
@@ -108,7 +111,9 @@ class Drafting:
                 else self._ask_where_room_is(wanted, _share(num_decodes))
             )
         if not self.lengths.is_free:
-            chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
+            chosen = self.lengths.choose(
+                wanted, num_decodes, is_crowded=skip is Skip.CROWDED, reading_seconds=self._reading_seconds
+            )
             chosen = self._worth_reading(chosen)
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
@@ -123,20 +128,28 @@ class Drafting:
 
     def _worth_reading(self, chosen: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
         """Those whose drafts may save what the drafter takes to read what came before them. Trials read all."""
-        plain, reading_seconds = self.lengths.plain_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
-        if plain is None or reading_seconds is None:
-            return chosen
-        seconds: dict[Sequence, float] = {}
-        unread = [one for one in chosen if one not in self._had_drafts]
-        self._call(lambda: seconds.update({one: float(reading_seconds(one)) for one in unread}))
-        if self._reason_of_drafter() is not None:
-            return {}
-        return {
+        plain = self.lengths.plain_seconds_per_token
+        worth = {
             one: length
             for one, length in chosen.items()
-            if one not in seconds
-            or self._reading_worth.may_pay(seconds[one], plain, one.num_generated_tokens, self._most_tokens(one))
+            if plain is None
+            or self._reading_worth.may_pay(
+                self._reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
+            )
         }
+        return worth if self._reason_of_drafter() is None else {}
+
+    def _reading_seconds(self, sequence: Sequence) -> float:
+        """What the drafter takes to read it before it has drafts; 0 where that is little, or the drafter fails."""
+        seconds, ask = 0.0, getattr(self._drafter, "reading_seconds", None)
+
+        def find() -> None:
+            nonlocal seconds
+            seconds = float(ask(sequence)) if ask is not None else 0.0
+
+        if sequence not in self._had_drafts:
+            self._call(find)
+        return seconds
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
         """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""
@@ -225,6 +238,7 @@ class Drafting:
         """The request has ended."""
         self._refused.pop(sequence, None)
         self._had_drafts.discard(sequence)
+        self._has_drafts.discard(sequence)
         if not sequence.request.is_heartbeat:
             self._reading_worth.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)
@@ -283,7 +297,7 @@ class Drafting:
         self._call(ask)
         self._has_read = getattr(self._drafter, "has_read_prompts", False)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
-        self._had_drafts = {*proposed}
+        self._has_drafts = {*proposed}
         for one in wanted:
             if one not in proposed:
                 self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
