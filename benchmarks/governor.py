@@ -5,7 +5,8 @@
 
 Regret is the time with the governor over the time with the best fixed length, less one. The best is known only
 afterwards, so a governor that chooses per request may be below zero. No model runs: the times of steps are a model of
-what was measured (see `governor_simulator.Costs`), or were recorded (see `recorded_steps`).
+what was measured (see `governor_simulator.Costs`), or were recorded (see `recorded_steps`). Before the first request a
+governor has what the warm-up of an engine gives it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,15 @@ from benchmarks.governor_simulator import (
     ONE_CALL,
     Fixed,
     Phase,
+    Run,
     StepSeconds,
     even,
     scenarios,
     simulate,
+    warm_up,
 )
 from benchmarks.recorded_steps import RecordedSteps, read
+from millstream_runtime.engine.speculation.drafting import WARM_UP_BATCHES
 from millstream_runtime.engine.speculation.governor import Governor
 
 RESULT = Path(__file__).parent / "results" / "governor.json"
@@ -41,13 +46,34 @@ SETTINGS = {
 }
 
 
+def govern(
+    phases: list[Phase],
+    costs: StepSeconds,
+    most: int,
+    *,
+    compares_unchecked: bool,
+    batches: Seq[int] = WARM_UP_BATCHES,
+    seed: int = 0,
+) -> tuple[Run, Governor]:
+    """Answer all requests with a governor that was warmed up. `batches`, `seed`: of the warm-up."""
+    governor = Governor(most, compares_unchecked=compares_unchecked)
+    warm_up(governor, costs, most, batches, seed)
+    return simulate(phases, governor, costs, most, compares_unchecked=compares_unchecked), governor
+
+
 def measure(
-    phases: list[Phase], costs: StepSeconds, governor: Governor, lengths: list[int], *, compares_unchecked: bool
+    phases: list[Phase],
+    costs: StepSeconds,
+    lengths: list[int],
+    *,
+    compares_unchecked: bool,
+    batches: Seq[int] = WARM_UP_BATCHES,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Return the seconds of each fixed length and of the governor, and what it lost to trials."""
+    """Return the seconds of each fixed length and of a governor (see `govern`), and what it lost to trials."""
     most = max(lengths)
     fixed = {length: simulate(phases, Fixed(length), costs, most).seconds for length in lengths}
-    run = simulate(phases, governor, costs, most, compares_unchecked=compares_unchecked)
+    run, governor = govern(phases, costs, most, compares_unchecked=compares_unchecked, batches=batches, seed=seed)
     found = {f"fixed_{length}_seconds": round(seconds, 2) for length, seconds in fixed.items()}
     return found | {
         "governor_seconds": round(run.seconds, 2),
@@ -59,14 +85,17 @@ def measure(
 
 
 def measure_recorded(recorded: RecordedSteps, seed: int = 1) -> dict[str, float]:
-    """The same with recorded steps, behind the warm-up that an engine gives its governor."""
+    """The same with recorded steps."""
     rng, size = random.Random(seed), recorded.num_requests
     answers = [even(recorded.acceptance, rng, RECORDED_TOKENS) for _ in range(RECORDED_ANSWERS * size)]
-    governor = Governor(MOST_RECORDED, compares_unchecked=recorded.is_free)
-    for length in (0, MOST_RECORDED, 1) * 5:
-        governor.observe_costs(size, size * length, recorded.at(length, rng))
-    lengths = [0, 1, 2, 4, MOST_RECORDED]
-    return measure([Phase(size, answers)], recorded, governor, lengths, compares_unchecked=recorded.is_free)
+    return measure(
+        [Phase(size, answers)],
+        recorded,
+        [0, 1, 2, 4, MOST_RECORDED],
+        compares_unchecked=recorded.is_free,
+        batches=[size],  # steps of others were not recorded
+        seed=seed,
+    )
 
 
 def main() -> None:
@@ -77,8 +106,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for setting, (costs, compares_unchecked) in SETTINGS.items():
         for scenario, phases in scenarios().items():
-            governor, lengths = Governor(MOST, compares_unchecked=compares_unchecked), [*range(MOST + 1)]
-            found = measure(phases, costs, governor, lengths, compares_unchecked=compares_unchecked)
+            found = measure(phases, costs, [*range(MOST + 1)], compares_unchecked=compares_unchecked)
             results.append({"setting": setting, "scenario": scenario, "max_draft_tokens": MOST, **found})
             _print(results[-1])
     for recorded in read():

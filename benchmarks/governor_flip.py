@@ -96,8 +96,8 @@ class Watch:
         self.proposed = self.checked = 0
         choose = drafting.lengths.choose
 
-        def choose_and_count(most: Any, num_decodes: int, *, is_crowded: bool) -> Any:
-            chosen = choose(most, num_decodes, is_crowded=is_crowded)
+        def choose_and_count(most: Any, num_decodes: int, **how: Any) -> Any:
+            chosen = choose(most, num_decodes, **how)
             self.proposed, self.checked = sum(most.values()), sum(chosen.values())
             return chosen
 

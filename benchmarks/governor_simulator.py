@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
+from millstream_runtime.engine.speculation.drafting import FIRST_TIME_STEPS, WARM_UP_BATCHES, warm_up_plan
 from millstream_runtime.engine.speculation.governor import DraftLengths
+from millstream_runtime.engine.warm_up import CHECKS, MOST_DRAFTS_SECONDS
 
 Answer = Seq[bool]
 K = TypeVar("K", bound=Hashable)
@@ -85,7 +87,14 @@ class Fixed:
         self.plain_seconds_per_token: float | None = None
         self._length = length
 
-    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+    def choose(
+        self,
+        proposed: Mapping[K, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[K], float] | None = None,
+    ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         return {one: min(self._length, most) for one, most in proposed.items() if self._length}
 
@@ -113,6 +122,7 @@ class _Live:
     answer: Answer
     done: int = 0
     compared_from: int | None = None  # drafts that were not checked wait here for the tokens that come
+    unread_seconds: float = 0.0  # what a draft model takes to read it
 
 
 def simulate(
@@ -122,9 +132,10 @@ def simulate(
     max_draft_tokens: int,
     *,
     compares_unchecked: bool = True,
+    reading_seconds: float = 0.0,
     seed: int = 0,
 ) -> Run:
-    """Answer all requests of all phases."""
+    """Answer all requests of all phases. `reading_seconds`: of each before its first drafts, by a draft model."""
     run, rng, number = Run(), random.Random(seed), 0
     for phase in phases:
         run.phase_began_at_seconds.append(run.seconds)
@@ -132,11 +143,32 @@ def simulate(
         live: dict[int, _Live] = {}
         while True:
             while len(live) < phase.concurrency and (answer := next(waiting, None)) is not None:
-                live[number], number = _Live(answer), number + 1
+                live[number], number = _Live(answer, unread_seconds=reading_seconds), number + 1
             if not live:
                 break
             _step(run, live, choice, costs, max_draft_tokens, compares_unchecked, rng)
     return run
+
+
+def warm_up(
+    choice: DraftLengths, costs: StepSeconds, max_draft_tokens: int, batches: Seq[int] = WARM_UP_BATCHES, seed: int = 0
+) -> None:
+    """Let it learn what steps take, as an engine's warm-up does: the same steps, for as long.
+
+    `batches`: of those that an engine runs, for costs that know no others.
+    """
+    rng, seconds = random.Random(seed), 0.0
+    for size, most in warm_up_plan(max_draft_tokens):
+        if size not in batches:
+            continue
+        length = min(most, max(1, MOST_STEP_DRAFTS // size))
+        for check in range(1 + CHECKS):  # the first step reads the prompts
+            took = costs.seconds(size, [length] * size if length else [], rng)
+            seconds += took
+            if check > FIRST_TIME_STEPS:
+                choice.observe_costs(size, size * length, took)
+        if seconds >= MOST_DRAFTS_SECONDS:
+            return
 
 
 def _step(
@@ -152,11 +184,13 @@ def _step(
     share = min(most, max(1, MOST_STEP_DRAFTS // num_decodes))
     proposed = {key: min(share, len(one.answer) - one.done - 1) for key, one in live.items()}
     proposed = {key: length for key, length in proposed.items() if length > 0}
-    lengths = choice.choose(proposed, num_decodes, is_crowded=False)
+    unread = {key: one.unread_seconds for key, one in live.items()}
+    lengths = choice.choose(proposed, num_decodes, is_crowded=False, reading_seconds=unread.__getitem__)
     tokens = 0
     for key, one in [*live.items()]:
         length = lengths.get(key, 0)
         if length:
+            one.unread_seconds = 0.0
             accepted = _standing(one.answer[one.done : one.done + length])
             choice.observe_drafts(key, length, accepted)
             one.compared_from = None
@@ -174,8 +208,12 @@ def _step(
             choice.forget(key)
             del live[key]
     seconds = costs.seconds(num_decodes, [*lengths.values()], rng)
-    choice.observe_step(num_decodes, sum(lengths.values()), tokens, seconds)
-    run.seconds += seconds
+    reading = sum(unread[key] for key in lengths)
+    if reading:
+        choice.observe_reading(reading)
+    else:
+        choice.observe_step(num_decodes, sum(lengths.values()), tokens, seconds)
+    run.seconds += seconds + reading
     run.tokens += tokens
     run.timeline.append((run.seconds, run.tokens, sum(lengths.values())))
 

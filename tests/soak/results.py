@@ -32,7 +32,8 @@ SPECULATED = (
     "drafts that fell",
     "decodes without drafts: no_gain",
 )
-KINDS_OF_DRAFTS = 15  # see tests/soak/schedules/draft_kinds.py, which this page does not import
+LEAST_CHECKED_DRAFTS = 30  # of each kind, in 2,000 requests; in fewer requests fewer
+KINDS_OF_DRAFTS = 16  # see tests/soak/schedules/draft_kinds.py, which this page does not import
 SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
 
@@ -139,6 +140,11 @@ def _speculation(result: Result) -> list[str]:
         kinds = [one for one, counts in result["by_draft"].items() if counts["compared requests"]]
         if len(kinds) < KINDS_OF_DRAFTS:
             failures.append(f"{len(kinds)} of {KINDS_OF_DRAFTS} kinds of drafts were met")
+        least = LEAST_CHECKED_DRAFTS * min(1.0, asked / 2000)
+        for kind, counts in result["by_draft"].items():
+            checked = counts.get("drafts that stood", 0) + counts.get("drafts that fell", 0)
+            if checked < least:
+                failures.append(f"{checked} drafts of {kind} were checked, fewer than {least:g}")
     return failures
 
 

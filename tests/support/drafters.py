@@ -99,7 +99,14 @@ class RandomLengths:
         self._rng, self._drafts = random.Random(seed), True
         self._num_steps = 0
 
-    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+    def choose(
+        self,
+        proposed: Mapping[K, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[K], float] | None = None,
+    ) -> dict[K, int]:
         if not any(proposed.values()):
             return {}
         self._num_steps += 1

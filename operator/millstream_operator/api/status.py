@@ -183,6 +183,9 @@ class DraftingState(StrEnum):
     NOT_DRAFTING = "NotDrafting"
 
 
+MOST_FAILED_PODS = 16  # named in status.speculation
+
+
 class MeasuredSpeculation(ApiModel):
     """What drafts do in the pods, smoothed over minutes, beside what the plan expects of them."""
 
@@ -203,6 +206,13 @@ class MeasuredSpeculation(ApiModel):
     most_speedup_percent: int | None = Field(
         None, ge=0, description="What one request gains at most by the plan, if the assumed share is accepted."
     )
+    failed_pods: (
+        Annotated[
+            list[Annotated[str, StringConstraints(max_length=253)]],
+            Field(max_length=MOST_FAILED_PODS, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+        ]
+        | None
+    ) = Field(None, description="Pods that draft no more, since their drafter failed. Absent: none of those asked.")
 
 
 class LLMDeploymentStatus(ApiModel):

@@ -38,6 +38,7 @@ class DecisionType(StrEnum):
     TUNED_DRAFT_PROMOTED = "TunedDraftPromoted"
     TUNED_DRAFT_REFUSED = "TunedDraftRefused"
     SPECULATION_CHANGED = "SpeculationChanged"
+    DRAFTER_FAILED = "DrafterFailed"
 
 
 @dataclass(frozen=True, slots=True)

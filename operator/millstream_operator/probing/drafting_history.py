@@ -5,13 +5,16 @@
 A governor changes its mind within milliseconds, and each pod has its own. So what counts is the share of decodes that
 drafted among those that could, of all pods together: most of them drafted, or most did not for minutes. Between a
 quarter and three quarters nothing changes, and after a change nothing does for ten minutes: pods that flip at random
-cause no entry in the journal, or one in ten minutes. Without decodes nothing changes either.
+cause no entry in the journal, or one in ten minutes. Without decodes nothing changes either. A drafter that has failed
+drafts no more, so one answer says it, whatever the share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+
+from millstream_operator.api.status import MOST_FAILED_PODS
 
 STATE_HALF_LIFE_SECONDS, ACCEPTANCE_HALF_LIFE_SECONDS = 120.0, 600.0
 STOPPED_BELOW, DRAFTS_ABOVE = 0.25, 0.75  # of the decodes that could draft
@@ -29,7 +32,7 @@ class SpeculationCounts:
     draft_tokens: int
     accepted_tokens: int
     without_gain: int  # decodes that did not draft, since the governor expects no gain
-    drafter_failed: int  # decodes that did not draft, since the drafter raised an error
+    drafter_failed: int  # decodes that did not draft, since the drafter raised an error or gave NaN
 
     def since(self, before: SpeculationCounts) -> SpeculationCounts | None:
         """Return the growth since `before`; None where a number fell, as after a restart of the engine."""
@@ -44,6 +47,7 @@ class Drafting:
     is_drafting: bool
     accepted_percent: int | None = None
     has_failed: bool = False  # it is off since a drafter failed, and not for want of a gain
+    failed_pods: tuple[str, ...] = ()  # names, sorted: those whose drafter failed, however few
 
 
 def read_speculation_counts(body: object) -> SpeculationCounts | None:
@@ -92,8 +96,25 @@ class DraftingHistory:
         if percent is None or not (has_changed or _is_news(was.accepted_percent, percent)):
             percent = was.accepted_percent
         has_failed = failed > without_gain if has_changed else was.has_failed
-        self.drafting = Drafting(is_drafting, percent, has_failed and not is_drafting)
+        self.drafting = Drafting(is_drafting, percent, has_failed and not is_drafting, was.failed_pods)
         return self.drafting != before
+
+    def set_failed(self, pod: str, *, has_failed: bool) -> bool:
+        """Add or remove a pod whose drafter failed since it was started. Return whether `drafting` has changed."""
+        known = () if self.drafting is None else self.drafting.failed_pods
+        if has_failed == (pod in known) or (has_failed and len(known) >= MOST_FAILED_PODS):
+            return False
+        return self._name_failed({*known, pod} if has_failed else {*known} - {pod})
+
+    def keep_failed(self, pods: Collection[str]) -> bool:
+        """Forget pods that are not there any more. Return whether `drafting` has changed."""
+        known = () if self.drafting is None else self.drafting.failed_pods
+        return self._name_failed({*known} & {*pods}) if {*known} - {*pods} else False
+
+    def _name_failed(self, pods: Collection[str]) -> bool:
+        was = self.drafting or Drafting(is_drafting=True)
+        self.drafting = replace(was, failed_pods=tuple(sorted(pods)))
+        return True
 
     def _is_drafting(self, was: bool, share: float, now: float) -> bool:
         """`share`: of the decodes that drafted, among those that could."""

@@ -77,6 +77,7 @@ class DraftingReports:
         if owner is None or owner.revision != revision:
             history = DraftingHistory(known, self._clock() - known_for_seconds)
             owner = self._owners[key] = _Owner(revision, history if known is not None else DraftingHistory())
+        owner.history.keep_failed([str(pod["metadata"]["name"]) for pod in pods])
         asked = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))[:MAX_ASKED]
         before, owner.pods = owner.pods, {}
         for pod in asked:
@@ -138,5 +139,8 @@ class DraftingReports:
             return
         before, one.last = one.last, counts
         growth = counts.since(before) if before is not None else None
-        if growth is not None and owner.history.add(growth, now):
+        has_changed = owner.history.set_failed(one.pod["metadata"]["name"], has_failed=counts.drafter_failed > 0)
+        if growth is not None:
+            has_changed |= owner.history.add(growth, now)
+        if has_changed:
             self._on_change(one.key)

@@ -16,7 +16,14 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.names import MANAGER
 
 MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
-BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED, DecisionType.QUALITY_GATE_FAILED})
+BAD_DECISIONS = frozenset(
+    {
+        DecisionType.ROLLED_BACK,
+        DecisionType.ROLLOUT_STOPPED,
+        DecisionType.QUALITY_GATE_FAILED,
+        DecisionType.DRAFTER_FAILED,
+    }
+)
 # Steps between two states get no Event: the conditions show them while they last.
 QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
 

@@ -1,7 +1,8 @@
 """status.speculation: whether the pods draft, and measured acceptance beside the plan's expectation. Pure.
 
 Written when the smoothed state changes (`probing/drafting_history.py`), with one entry in the journal, or when the
-measured acceptance moves by ten points. What an earlier process of the operator wrote stands until then.
+measured acceptance moves by ten points. Pods whose drafter failed are named as soon as they are found. What an earlier
+process of the operator wrote stands until then.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ def known_drafting(previous: Mapping[str, Any], revision: Revision, now: str) ->
         return None
     since, at = parse_time(found.get("lastTransitionTime")), parse_time(now)
     seconds = max(0.0, (at - since).total_seconds()) if since is not None and at is not None else 0.0
-    return KnownDrafting(Drafting(found.get("state") == DRAFTING, found.get("acceptedPercent")), seconds)
+    drafting = Drafting(
+        found.get("state") == DRAFTING, found.get("acceptedPercent"), failed_pods=tuple(found.get("failedPods") or ())
+    )
+    return KnownDrafting(drafting, seconds)
 
 
 def speculation_status(observation: Observation, now: str) -> tuple[Manifest | None, tuple[Decision, ...]]:
-    """Return status.speculation, and the decision that the journal may lack."""
+    """Return status.speculation, and the decisions that the journal may lack."""
     running = observation.running
     if not speculates(running):
         return None, ()
@@ -73,9 +77,23 @@ def speculation_status(observation: Observation, now: str) -> tuple[Manifest | N
         "acceptedPercent": drafting.accepted_percent,
         "assumedAcceptancePercent": plan.get("assumedAcceptancePercent"),
         "mostSpeedupPercent": plan.get("mostSpeedupPercent"),
+        "failedPods": [*drafting.failed_pods] or None,
     }
-    decisions = (Decision(DecisionType.SPECULATION_CHANGED, _sentence(drafting, plan, running)),) if has_changed else ()
-    return {name: value for name, value in status.items() if value is not None}, decisions
+    decisions: list[Decision] = []
+    if {*drafting.failed_pods} - {*(known.drafting.failed_pods if known is not None else ())}:
+        decisions.append(Decision(DecisionType.DRAFTER_FAILED, _failure(drafting, plan, running)))
+    if has_changed:
+        decisions.append(Decision(DecisionType.SPECULATION_CHANGED, _sentence(drafting, plan, running)))
+    return {name: value for name, value in status.items() if value is not None}, tuple(decisions)
+
+
+def _failure(drafting: Drafting, plan: Mapping[str, Any], running: Revision) -> str:
+    pods = ", ".join(drafting.failed_pods)
+    return (
+        f"Revision {running.name} with {plan.get('method', 'speculation')}: the drafter raised an error or gave NaN in "
+        f"{pods}. It is not asked again there until the pod is started anew; answers stay right. "
+        "drafter_failed in the pod's log has the error."
+    )
 
 
 def _sentence(drafting: Drafting, plan: Mapping[str, Any], running: Revision) -> str:

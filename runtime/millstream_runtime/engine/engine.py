@@ -251,10 +251,9 @@ class Engine:
         return [TokenOutput(largest.request.request_id, None, FinishReason.ERROR, error=RequestError.OUT_OF_MEMORY)]
 
     def _must_read_first(self, step: StepInFlight) -> bool:
-        if self._drafting is not None and self._drafting.needs_last_tokens:
-            return True
-        sampling = step.launched.sampling
-        return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
+        sampled = ((one, self._runner.must_recompute(one)) for one in step.launched.sampling)
+        drafts = self._drafting is not None and self._drafting.needs_last_tokens
+        return bool(reasons_to_wait(sampled, drafts=drafts))
 
     def _plan(self) -> StepPlan:
         """Plan the next step."""

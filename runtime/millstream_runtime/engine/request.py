@@ -134,7 +134,8 @@ class GovernorReport:
     chosen_length: float  # the same as the governor chose it, whether or not it was used
     tokens_by_length: tuple[int, ...]  # by the drafts per decode of a step, rounded up
     seconds_by_length: tuple[float, ...]
-    exploration_seconds: float  # lost to steps that were not the best known
+    reading_seconds: float  # in which a draft model or head read prompts; not among `seconds_by_length`
+    exploration_seconds: float  # lost to steps that were not the best known, reading for them included
     flips: int  # between drafting and not drafting
 
 

@@ -11,7 +11,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from tests.soak.schedules.engines import Engines
-from tests.soak.schedules.schedule import CONTEXT_TOKENS, MOST_NEW_TOKENS
+from tests.soak.schedules.schedule import CONTEXT_TOKENS, MOST_NEW_TOKENS, REPEATING
 from tests.soak.schedules.tiny_models import DAMAGED, DAMAGED_TOKEN, VOCABULARY
 from tests.support.small_pool import shrink_pool
 
@@ -19,6 +19,7 @@ LONGEST_PROMPT_TOKENS = CONTEXT_TOKENS - MOST_NEW_TOKENS - 2
 NUM_TEXTS, TEXT_TOKENS = 3, 96  # what prompts begin with
 PREFIX_TOKENS = (7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96)
 TEMPERATURES = (0.3, 0.9, 1.3)
+TAKES_UP_THE_PROMPT = 0.5  # repetition penalty, with which most tokens come from the prompt
 ALONE_BLOCKS, ALONE_BLOCK_TOKENS = 24, 16
 
 
@@ -57,8 +58,11 @@ class Catalogue:
         """Request `index`, for MOST_NEW_TOKENS tokens."""
         if index not in self._requests:
             rng = random.Random(f"{self._seed}/{self._model}/{index}")
-            prompt = self._draw_prompt(rng, index)[:LONGEST_PROMPT_TOKENS]
+            repeats = index in REPEATING
+            prompt = (self._draw_repeating(rng) if repeats else self._draw_prompt(rng, index))[:LONGEST_PROMPT_TOKENS]
             sampling = _draw_sampling(rng)
+            if repeats and rng.random() < 0.7:
+                sampling = replace(sampling, repetition_penalty=TAKES_UP_THE_PROMPT)
             if not sampling.temperature and rng.random() < self._sampled_share:
                 sampling = replace(sampling, temperature=rng.choice(TEMPERATURES))
             self._requests[index] = Request(str(index), prompt, _spared(sampling) if self._is_damaged else sampling)
@@ -107,6 +111,11 @@ class Catalogue:
         answer = self.alone(before).token_ids
         said = answer[: rng.randint(1, len(answer))]
         return [*self.request(before).prompt_token_ids, *said, *self._tokens(rng, rng.randint(1, 12))]
+
+    def _draw_repeating(self, rng: random.Random) -> list[int]:
+        """A passage again and again, cut off anywhere."""
+        passage = self._tokens(rng, rng.randint(4, 45))
+        return (passage * LONGEST_PROMPT_TOKENS)[: rng.randint(len(passage) + 3, LONGEST_PROMPT_TOKENS)]
 
     def _tokens(self, rng: random.Random, count: int) -> list[int]:
         """Any tokens but the damaged one."""

@@ -10,6 +10,7 @@ class DraftKind(StrEnum):
 
     N_GRAMS = "n-grams"
     ITSELF = "draft model, the target itself"
+    QUANTIZED = "draft model, the target quantized"
     ANOTHER_MODEL = "draft model, another"
     EAGLE_1 = "EAGLE-1 head"
     EAGLE_3 = "EAGLE-3 head"
@@ -25,7 +26,7 @@ class DraftKind(StrEnum):
     NAN_MEDUSA = "adversary: Medusa heads that give NaN"
 
 
-DRAFT_MODELS = {DraftKind.ITSELF, DraftKind.ANOTHER_MODEL, DraftKind.NAN_MODEL}
+DRAFT_MODELS = {DraftKind.ITSELF, DraftKind.QUANTIZED, DraftKind.ANOTHER_MODEL, DraftKind.NAN_MODEL}
 EAGLE_HEADS = {DraftKind.EAGLE_1, DraftKind.NAN_EAGLE, DraftKind.EAGLE_3, DraftKind.NAN_EAGLE_3}
 HEADS = EAGLE_HEADS | {DraftKind.MEDUSA, DraftKind.NAN_MEDUSA}  # not served on several ranks
 GIVE_NAN = {DraftKind.NAN_MODEL, DraftKind.NAN_EAGLE, DraftKind.NAN_EAGLE_3, DraftKind.NAN_MEDUSA}

@@ -23,12 +23,14 @@ from tests.support.eagle3_heads import write_eagle3_head
 from tests.support.eagle_heads import head_config, random_head, save_head
 from tests.support.family_cases import dense
 from tests.support.medusa_heads import write_medusa_heads
+from tests.support.quantized_checkpoints import gptq, quantized
 from tests.support.tiny_families import write_family
 
 Answers = Mapping[tuple[int, ...], list[int]]  # by prompt
 BEYOND = (VOCABULARY, VOCABULARY + 1, 1 << 31, 1 << 70, -1, -VOCABULARY)
 CORRECTED_SHARE, NAN_SHARE = 0.5, 0.15  # of proposals, and of passes
 EAGLE_3_VOCABULARY = 30  # a head's own; its tokens are every third one, and the last ones
+GPTQ_8_BITS = {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True}  # any sizes
 SMALL = {"hidden_size": 24, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
@@ -44,7 +46,7 @@ def draft_config(settings: Settings, folder: Path) -> dict[str, Any]:
     kind = settings.drafts
     if kind in DRAFT_MODELS:
         config["speculation_method"] = SpeculationMethod.DRAFT_MODEL
-        config["draft_model"] = str(folder if kind is DraftKind.ITSELF else _another_model(folder.parent))
+        config["draft_model"] = str(_draft_model(kind, folder))
         if settings.accepts_by_distribution:
             config["speculation_acceptance"] = AcceptanceRule.DISTRIBUTION
     elif kind in EAGLE_HEADS:
@@ -127,6 +129,23 @@ def _correct(drafter: Any, answers: Answers, rng: random.Random) -> None:
         return found
 
     drafter.propose = proposed
+
+
+def _draft_model(kind: DraftKind, target: Path) -> Path:
+    match kind:
+        case DraftKind.ITSELF:
+            return target
+        case DraftKind.QUANTIZED:
+            return _in_8_bits(target)
+        case _:
+            return _another_model(target.parent)
+
+
+def _in_8_bits(target: Path) -> Path:
+    folder = target.with_name(f"{target.name}-in-8-bits")
+    if not (folder / "config.json").exists():
+        quantized(target, folder, GPTQ_8_BITS, gptq(8, -1, symmetric=True))
+    return folder
 
 
 def _another_model(root: Path) -> Path:

@@ -9,6 +9,7 @@ from tests.soak.schedules.draft_kinds import DraftKind
 from tests.soak.schedules.tiny_models import MODELS, TinyModel
 
 NUM_REQUESTS = 60  # of a model, from which schedules draw
+REPEATING = range(NUM_REQUESTS, NUM_REQUESTS + 16)  # those whose prompts repeat themselves, for n-grams
 MOST_NEW_TOKENS = 20
 CONTEXT_TOKENS = 128
 EXECUTIONS = {
@@ -182,7 +183,8 @@ class _Actions:
         self._names: list[str] = []
         self._num_spoilt = 0
         # Few requests, so that they come again and find each other's prefixes.
-        self._topics = rng.sample(range(NUM_REQUESTS), rng.randint(2, 8))
+        requests = REPEATING if settings.drafts is DraftKind.N_GRAMS else range(NUM_REQUESTS)
+        self._topics = rng.sample(requests, rng.randint(2, 8))
         is_one_process = settings.execution != "on two ranks"
         self._weights = {
             self._arrive: 30,

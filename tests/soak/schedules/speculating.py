@@ -22,10 +22,17 @@ def draw_speculating(seed: int, number: int) -> Schedule:
     kind = [*DraftKind][number % len(DraftKind)]
     models = DAMAGED if kind is DraftKind.NAN_EMBEDDING else MODELS
     name = rng.choice([*models])
-    while kind in HEADS and models[name].packed is not None:  # a head larger than its model is refused
+    while not _may_draft(kind, models[name]):
         name = rng.choice([*models])
     settings = _speculating(rng, draw_settings(rng, name, models[name]), kind, models[name])
     return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
+
+
+def _may_draft(kind: DraftKind, model: TinyModel) -> bool:
+    """A head larger than its model is refused, and packed weights cannot be quantized again."""
+    if kind is DraftKind.QUANTIZED:
+        return model.packed is None and not model.has_experts
+    return kind not in HEADS or model.packed is None
 
 
 def _speculating(rng: random.Random, drawn: Settings, kind: DraftKind, model: TinyModel) -> Settings:

@@ -90,6 +90,7 @@ def test_the_governor_is_seen_and_its_mode_changes_while_it_serves(tiny_model: P
         assert tokens == 29, "all but the first, which came with the prompt"
         assert server.metric("millstream_spec_decode_seconds_total", model_name="tiny", length="0") > 0
         assert server.metric("millstream_spec_decode_exploration_seconds_total", model_name="tiny") == 0
+        assert server.metric("millstream_spec_decode_reading_seconds_total", model_name="tiny") == 0
         speculation = server.get("/ready").json()["speculation"]
         counters = {"checks": "drafts", "draftTokens": "draft_tokens", "acceptedTokens": "accepted_tokens"}
         skipped = {

@@ -10,6 +10,7 @@ from tests.soak.load import percentile
 from tests.soak.results import KINDS_OF_DRAFTS, MET, SPECULATED, missed
 
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
+CHECKED = {"compared requests": 9, "drafts that stood": 15, "drafts that fell": 15}
 GOOD: dict[str, dict[str, Any]] = {
     "kills": {"runs": 3, "converged": 3, "failures": [], "crashes": [], "orphans": []},
     "transitions": {"runs": 60, "equal": 60, "reached_a_rendered_change": 30, "failures": [], "crashes": []},
@@ -28,7 +29,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "schedules_that_met": dict.fromkeys(SPECULATED, 5),
         "counts": {"compared requests": 2001},
         "requests asked": 2000,
-        "by_draft": {f"kind {one}": {"compared requests": 9} for one in range(KINDS_OF_DRAFTS)},
+        "by_draft": {f"kind {one}": CHECKED for one in range(KINDS_OF_DRAFTS)},
         "failures": [],
         "crashes": [],
     },
@@ -68,7 +69,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
         {"equal": 99, "wrong": {"differing token": 1}, "failures": [{"number": 7, "wrong": ["token 3 is 4"]}]},
     ),
     ("speculation", {"counts": {"compared requests": 1999}}),
-    ("speculation", {"by_draft": {"n-grams": {"compared requests": 9}}}),
+    ("speculation", {"by_draft": {"n-grams": CHECKED}}),
+    ("speculation", {"by_draft": GOOD["speculation"]["by_draft"] | {"kind 3": CHECKED | {"drafts that fell": 14}}}),
+    ("speculation", {"by_draft": GOOD["speculation"]["by_draft"] | {"kind 3": {"compared requests": 9}}}),
     ("speculation", {"schedules_that_met": {**GOOD["speculation"]["schedules_that_met"], "preemptions": 1}}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),

@@ -16,14 +16,14 @@ from tests.soak.schedules.draft_kinds import HEADS, DraftKind
 from tests.soak.schedules.findings import Findings, Kind
 from tests.soak.schedules.plan import SPECULATION
 from tests.soak.schedules.proof import prove
-from tests.soak.schedules.schedule import EXECUTIONS, Settings
+from tests.soak.schedules.schedule import EXECUTIONS, REPEATING, Arrive, Drain, Settings
 from tests.soak.schedules.speculating import draw_speculating
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import DAMAGED, MODELS
 from tests.soak.schedules.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CHUNK = SPECULATION.chunk
+CHUNK, COUNT = SPECULATION.chunk, 100 * len(DraftKind)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def settings_of(count: int) -> list[Settings]:
 
 
 def test_every_kind_meets_every_circumstance_it_can() -> None:
-    drawn = settings_of(1500)
+    drawn = settings_of(COUNT)
     assert all(one.max_draft_tokens for one in drawn)
-    assert Counter(one.drafts for one in drawn) == dict.fromkeys(DraftKind, 1500 // len(DraftKind))
+    assert Counter(one.drafts for one in drawn) == dict.fromkeys(DraftKind, COUNT // len(DraftKind))
     assert {one.model for one in drawn} == MODELS.keys() | DAMAGED.keys()
     assert not any(MODELS[one.model].packed for one in drawn if one.drafts in HEADS), "heads larger than their model"
     assert {one.execution for one in drawn} == EXECUTIONS.keys()
@@ -101,3 +101,32 @@ def test_a_run_ends_when_enough_requests_are_compared(tmp_path: Path) -> None:
     assert result["parameters"] == {"top_k": 4 * CHUNK}
     assert sum(one["compared tokens"] for one in result["by_draft"].values()) == 18 * CHUNK
     assert lines == [f"  {8 * CHUNK} of {8 * CHUNK} were run before"]
+
+
+def test_prompts_for_n_grams_repeat_themselves_so_that_drafts_are_checked(worker: Worker) -> None:
+    numbers = [
+        one for one in range(3 * len(DraftKind)) if draw_speculating(1, one).settings.drafts is DraftKind.N_GRAMS
+    ]
+    checked = 0
+    for number in numbers:
+        schedule = draw_speculating(1, number)
+        requests = {one.request for one in schedule.actions if isinstance(one, Arrive)}
+        assert requests <= {*REPEATING}
+        settings = replace(schedule.settings, execution="plain", governor_flips=False, governor_decides=False)
+        findings = worker.run(replace(schedule, settings=settings))
+        assert findings.wrong == []
+        checked += findings.counts["drafts that stood"] + findings.counts["drafts that fell"]
+    assert checked >= 5 * len(numbers)
+
+
+@pytest.mark.parametrize("name", [name for name, one in MODELS.items() if one.packed is None and not one.has_experts])
+def test_every_model_that_can_be_quantized_drafts_for_itself(name: str, worker: Worker) -> None:
+    """Its drafts are checked, but where its context ends before the prompts do."""
+    number = on_one_rank(DraftKind.QUANTIZED)
+    schedule = draw_speculating(1, number)
+    settings = replace(schedule.settings, model=name, governor_flips=False, governor_decides=False)
+    arrivals = tuple(Arrive(f"r{one}", one, 12) for one in range(3))
+    findings = worker.run(replace(schedule, settings=settings, actions=(*arrivals, Drain())))
+    assert findings.wrong == []
+    checked = findings.counts["drafts that stood"] + findings.counts["drafts that fell"]
+    assert checked > 0 or "longrope" in name

@@ -16,7 +16,7 @@ the device (`last_tokens`), and UNREAD stands for it in `Sequence.token_ids`. Th
 
 Some sequences need the token itself before their next step. `reason_to_wait` is the rule; where it gives a reason, the
 step before is read first, which is the plain loop for as long as it lasts. While an engine speculates all of its steps
-wait: drafts follow the last token, and how many of them stood says how long a sequence is.
+wait (`Wait.DRAFTS`): drafts follow the last token, and how many of them stood says how long a sequence is.
 
 One step is in flight at most when a step is planned. Design: mini-sglang's overlap scheduler, vLLM's async scheduling.
 """
@@ -38,6 +38,7 @@ class Wait(StrEnum):
 
     PROCESSORS = "logits_processors"
     RECOMPUTE = "recompute"
+    DRAFTS = "drafts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:
     return Wait.RECOMPUTE if must_recompute else None
 
 
-def reasons_to_wait(sequences: Iterable[tuple[Sequence, bool]]) -> set[Wait]:
-    """Return the reasons of all sequences of the step in flight, each with `must_recompute`; empty: launch the next."""
+def reasons_to_wait(sequences: Iterable[tuple[Sequence, bool]], *, drafts: bool = False) -> set[Wait]:
+    """Return the reasons of all sequences of the step in flight, each with `must_recompute`; empty: launch the next.
+
+    `drafts`: decodes of the next step may draft, whatever sequences the step in flight has.
+    """
     reasons = (reason_to_wait(sequence, must_recompute=must_recompute) for sequence, must_recompute in sequences)
-    return {reason for reason in reasons if reason is not None}
+    return {reason for reason in reasons if reason is not None} | ({Wait.DRAFTS} if drafts else set())

@@ -8,6 +8,7 @@ No torch.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -27,6 +28,8 @@ from millstream_runtime.logs import log
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
 WARM_UP_BATCHES = (1, 4, 16)  # whose steps the governor knows from the first request on
 FIRST_TIME_STEPS = 2  # of each length and batch size, which are slow
+# In a row: a drafter that gives NaN for so many requests is not asked again. Each of them has had its prompt read.
+MOST_NOT_FINITE_REQUESTS = 3
 
 
 Proposed = dict[Sequence, list[int]]
@@ -55,12 +58,15 @@ class Drafting:
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
         self._reading_worth = ReadingWorth()
-        self._had_drafts: set[Sequence] = set()  # in the last step: what is left to read of them is little
+        # In the last step with decodes: what is left to read of them is little. And in this one.
+        self._had_drafts: set[Sequence] = set()
+        self._has_drafts: set[Sequence] = set()
         self._steps_to_wait = 0
         self._is_warming_up = False
         self._untimed_steps = 0
         self._has_read = False  # whether the drafter has read prompts for this step
         self._refused: dict[Sequence, Skip] = {}
+        self._num_not_finite = 0  # requests in a row for which the drafter gave NaN
         self._forget_counts()
 
     @property
@@ -80,6 +86,7 @@ class Drafting:
         self._has_read = False
         if not decodes:
             return {}
+        self._had_drafts, self._has_drafts = self._has_drafts, set()
         reason = self._reason_of_step()
         if reason is not None:
             self._skipped[reason] += len(decodes)
@@ -104,7 +111,9 @@ class Drafting:
                 else self._ask_where_room_is(wanted, _share(num_decodes))
             )
         if not self.lengths.is_free:
-            chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
+            chosen = self.lengths.choose(
+                wanted, num_decodes, is_crowded=skip is Skip.CROWDED, reading_seconds=self._reading_seconds
+            )
             chosen = self._worth_reading(chosen)
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
@@ -119,20 +128,28 @@ class Drafting:
 
     def _worth_reading(self, chosen: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
         """Those whose drafts may save what the drafter takes to read what came before them. Trials read all."""
-        plain, reading_seconds = self.lengths.plain_seconds_per_token, getattr(self._drafter, "reading_seconds", None)
-        if plain is None or reading_seconds is None:
-            return chosen
-        seconds: dict[Sequence, float] = {}
-        unread = [one for one in chosen if one not in self._had_drafts]
-        self._call(lambda: seconds.update({one: float(reading_seconds(one)) for one in unread}))
-        if self._reason_of_drafter() is not None:
-            return {}
-        return {
+        plain = self.lengths.plain_seconds_per_token
+        worth = {
             one: length
             for one, length in chosen.items()
-            if one not in seconds
-            or self._reading_worth.may_pay(seconds[one], plain, one.num_generated_tokens, self._most_tokens(one))
+            if plain is None
+            or self._reading_worth.may_pay(
+                self._reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
+            )
         }
+        return worth if self._reason_of_drafter() is None else {}
+
+    def _reading_seconds(self, sequence: Sequence) -> float:
+        """What the drafter takes to read it before it has drafts; 0 where that is little, or the drafter fails."""
+        seconds, ask = 0.0, getattr(self._drafter, "reading_seconds", None)
+
+        def find() -> None:
+            nonlocal seconds
+            seconds = float(ask(sequence)) if ask is not None else 0.0
+
+        if sequence not in self._had_drafts:
+            self._call(find)
+        return seconds
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
         """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""
@@ -157,11 +174,8 @@ class Drafting:
         nowhere else.
         """
         most = self._max_draft_tokens
-        ends = [0, most, *({1} - {most})]
-        plan = [(size, length) for size in WARM_UP_BATCHES for length in ends]
-        plan += [(1, length) for length in range(2, most)]
         self._is_warming_up = True
-        for size, self._max_draft_tokens in plan:
+        for size, self._max_draft_tokens in warm_up_plan(most):
             self._untimed_steps = FIRST_TIME_STEPS
             if not run(size, self._max_draft_tokens):
                 break
@@ -224,9 +238,13 @@ class Drafting:
         """The request has ended."""
         self._refused.pop(sequence, None)
         self._had_drafts.discard(sequence)
+        self._has_drafts.discard(sequence)
         if not sequence.request.is_heartbeat:
             self._reading_worth.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)
+        if self._blocked is Skip.DRAFTER_FAILED:  # it is not asked again, and must not hold the request for ever
+            with contextlib.suppress(Exception):
+                self._drafter.forget(sequence)
         self._call(lambda: self._drafter.forget(sequence))
 
     def stats(self) -> SpeculationStats:
@@ -279,11 +297,19 @@ class Drafting:
         self._call(ask)
         self._has_read = getattr(self._drafter, "has_read_prompts", False)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
-        self._had_drafts = {*proposed}
+        self._has_drafts = {*proposed}
         for one in wanted:
             if one not in proposed:
                 self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
+        self._count_not_finite(reasons.values(), has_drafts=bool(proposed))
         return proposed
+
+    def _count_not_finite(self, reasons: Iterable[Skip], *, has_drafts: bool) -> None:
+        """End drafting where no request has drafts for NaN: each new one would have its prompt read for nothing."""
+        num_not_finite = sum(reason is Skip.DRAFT_NOT_FINITE for reason in reasons)
+        self._num_not_finite = 0 if has_drafts else self._num_not_finite + num_not_finite
+        if self._num_not_finite >= MOST_NOT_FINITE_REQUESTS:
+            self._fail("DraftNotFinite")
 
     def _reason_of_drafter(self) -> Skip | None:
         """Why it proposed nothing at all, if it failed."""
@@ -310,8 +336,18 @@ class Drafting:
             if is_out_of_memory(error):
                 self.wait()
                 return
-            self._blocked = Skip.DRAFTER_FAILED
-            log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request
+            self._fail(type(error).__name__)  # its message might quote a request
+
+    def _fail(self, error: str) -> None:
+        self._blocked = Skip.DRAFTER_FAILED
+        log.warning("drafter_failed", error=error)
+
+
+def warm_up_plan(max_draft_tokens: int) -> list[tuple[int, int]]:
+    """Return the checks of a warm-up in their order: requests at once, and drafts of each."""
+    ends = [0, max_draft_tokens, *({1} - {max_draft_tokens})]
+    plan = [(size, length) for size in WARM_UP_BATCHES for length in ends]
+    return plan + [(1, length) for length in range(2, max_draft_tokens)]
 
 
 def _share(num_decodes: int) -> int:

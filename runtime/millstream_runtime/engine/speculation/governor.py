@@ -8,7 +8,7 @@ sizes; the time of drafting included), `goodput` puts both together. What is lef
 - Hysteresis. A batch begins to draft where that promises `LEAST_GAIN` more, and stops where it gives less than none.
 - Exploration. What was not timed for long is tried, and sooner what may be the best: a step without drafts where there
   are always some, a step with drafts where there are none. The seconds this loses stay below 1 % of all seconds of
-  decoding.
+  decoding, those included in which a draft model reads prompts for a trial: what that will take is known before.
 - Load. While the queue is long, before requests are refused, nothing drafts and nothing is tried.
 
 A draft length that follows goodput is TurboSpec's (Liu et al. 2024, arXiv 2406.14066). No torch, no clock, no
@@ -18,7 +18,8 @@ randomness: equal observations lead to equal choices.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Mapping
+import heapq
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -32,6 +33,7 @@ PLANNED_EXPLORATION = 0.008
 STALE_STEPS, MOST_STALE_STEPS = 256, 4096  # since a length was timed, until it is tried again
 # The same of a length that is expected to be nearly as good as the best: it may be better.
 CLOSE_STEPS, CLOSE_GOODPUT = 32, 0.8
+MOST_PASSED_OVER = 8  # requests whose reading is too long for a trial, until none is tried
 EXPECTED_CHECKS = 3  # a model's drafts are expected to stand as if so many had stood before the first request
 # Batch sizes above each of these share their times with those up to the next.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -52,8 +54,9 @@ class GovernorStats:
 
     length: float  # drafts per decode of the last step
     by_length: tuple[LengthTotals, ...]  # by the drafts per decode of a step, rounded up
-    decode_seconds: float
-    exploration_seconds: float  # lost to steps that were not the best known
+    decode_seconds: float  # those of `by_length`, and `reading_seconds`
+    reading_seconds: float  # in which a draft model read prompts
+    exploration_seconds: float  # lost to steps that were not the best known, reading for them included
     flips: int  # between drafting and not drafting
 
 
@@ -69,9 +72,17 @@ class DraftLengths(Protocol):
     explores: bool
     plain_seconds_per_token: float | None
 
-    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+    def choose(
+        self,
+        proposed: Mapping[K, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[K], float] | None = None,
+    ) -> dict[K, int]:
         """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
-        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused."""
+        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused.
+        `reading_seconds`: what it takes to read a request before it has drafts; None: nothing is read."""
 
     def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
         """Learn how many drafts, checked or only compared, were the tokens that came."""
@@ -143,10 +154,17 @@ class Governor:
             self._acceptance.forget(None)
         self._unseen_steps: dict[Hashable, int] = {}  # since drafts of a request were observed
         self._by_length = [LengthTotals()] * (max_draft_tokens + 1)
-        self._length = self._decode_seconds = self._exploration_seconds = 0.0
+        self._length = self._step_seconds = self._reading_seconds = self._exploration_seconds = 0.0
         self._flips = 0
 
-    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+    def choose(
+        self,
+        proposed: Mapping[K, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[K], float] | None = None,
+    ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         self._end_trial()
         self.plain_seconds_per_token = None
@@ -156,11 +174,12 @@ class Governor:
         marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
         likeliest = sorted((one for of in marginals.values() for one in of), reverse=True)
         usual = self._usual(bucket, num_decodes, likeliest)
-        tried = self._try_step(bucket, num_decodes, marginals, usual)
+        reading = reading_seconds or _reads_nothing
+        tried = self._try_step(bucket, num_decodes, marginals, usual, reading)
         if tried is not None:
             return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
         if not usual.num_drafts:
-            return self._try_request(bucket, marginals, num_decodes, usual)
+            return self._try_request(bucket, marginals, num_decodes, usual, reading)
         self.plain_seconds_per_token = bucket.costs.seconds(0) / num_decodes
         least = likeliest[usual.num_drafts - 1]
         lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
@@ -176,7 +195,7 @@ class Governor:
         length, costs = num_drafts / num_decodes, self._bucket(num_decodes).costs
         costs.observe(length, seconds)
         self._length = length
-        self._decode_seconds += seconds
+        self._step_seconds += seconds
         rounded = -(-num_drafts // num_decodes)
         tokens_before, seconds_before = self._by_length[rounded]
         self._by_length[rounded] = LengthTotals(tokens_before + num_tokens, seconds_before + seconds)
@@ -191,7 +210,7 @@ class Governor:
 
     def observe_reading(self, seconds: float) -> None:
         """See `DraftLengths.observe_reading`. In a trial it is a loss, which delays the next."""
-        self._decode_seconds += seconds
+        self._reading_seconds += seconds
         if self._trial is not None:
             self._trial = None
             self._exploration_seconds += seconds
@@ -204,7 +223,12 @@ class Governor:
     def stats(self) -> GovernorStats:
         """See `DraftLengths.stats`."""
         return GovernorStats(
-            self._length, tuple(self._by_length), self._decode_seconds, self._exploration_seconds, self._flips
+            self._length,
+            tuple(self._by_length),
+            self._step_seconds + self._reading_seconds,
+            self._reading_seconds,
+            self._exploration_seconds,
+            self._flips,
         )
 
     def _bucket(self, num_decodes: int) -> _Bucket:
@@ -232,11 +256,17 @@ class Governor:
         return best if drafts else none
 
     def _try_step(
-        self, bucket: _Bucket, num_decodes: int, marginals: Mapping[K, list[float]], usual: Goodput
+        self,
+        bucket: _Bucket,
+        num_decodes: int,
+        marginals: Mapping[K, list[float]],
+        usual: Goodput,
+        reading: Callable[[K], float],
     ) -> int | None:
         """A length whose time is unknown or old, for all requests of a step; None where nothing is to be tried."""
         self._saves_for_step = False
         longest = max(len(of) for of in marginals.values())
+        reading_all: float | None = None
         now = -(-usual.num_drafts // num_decodes)
         for length in (longest, 1, 0, now + 1, now - 1):
             if not 0 <= length <= longest or length == now:
@@ -247,34 +277,50 @@ class Governor:
             is_close = trial.tokens_per_second >= CLOSE_GOODPUT * usual.tokens_per_second
             if not bucket.is_due(length, is_close=is_close):
                 continue
-            if self._begin_trial(trial, usual):
+            if not self._may_try(trial, usual):
+                self._saves_for_step |= is_close
+                continue
+            if reading_all is None:
+                reading_all = sum(map(reading, marginals))
+            if self._begin_trial(trial, usual, reading_all if length else 0.0):
                 bucket.tried(length, is_close=is_close)
                 return length
-            self._saves_for_step |= is_close
         return None
 
     def _try_request(
-        self, bucket: _Bucket, marginals: Mapping[K, list[float]], num_decodes: int, usual: Goodput
+        self,
+        bucket: _Bucket,
+        marginals: Mapping[K, list[float]],
+        num_decodes: int,
+        usual: Goodput,
+        reading: Callable[[K], float],
     ) -> dict[K, int]:
         """Drafts of the request of which none were seen for longest: it may have become easier to guess."""
         if self._compares_unchecked or self._saves_for_step:
             return {}
         for request in marginals:
             self._unseen_steps[request] = self._unseen_steps.get(request, 0) + 1
-        oldest = max(marginals, key=lambda one: self._unseen_steps[one])
-        drafts = marginals[oldest][:1]  # the cheapest: whether the first stands says most about those behind it
-        seconds = bucket.costs.seconds(len(drafts) / num_decodes)
-        trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
-        return {oldest: len(drafts)} if self._begin_trial(trial, usual) else {}
+        # One that takes too long to read is passed over for the next, or no other would be tried.
+        for oldest in heapq.nlargest(MOST_PASSED_OVER, marginals, key=lambda one: self._unseen_steps[one]):
+            drafts = marginals[oldest][:1]  # the cheapest: whether the first stands says most about those behind it
+            seconds = bucket.costs.seconds(len(drafts) / num_decodes)
+            trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
+            if not self._may_try(trial, usual):
+                break
+            if self._begin_trial(trial, usual, reading(oldest)):
+                return {oldest: len(drafts)}
+        return {}
 
-    def _begin_trial(self, trial: Goodput, usual: Goodput) -> bool:
+    def _may_try(self, trial: Goodput, usual: Goodput, reading_seconds: float = 0.0) -> bool:
         """Whether what a trial is expected to lose is within the budget."""
-        if not self.explores:
+        loss = _loss_seconds(trial, usual) + reading_seconds
+        return self.explores and self._exploration_seconds + loss <= PLANNED_EXPLORATION * self._step_seconds
+
+    def _begin_trial(self, trial: Goodput, usual: Goodput, reading_seconds: float) -> bool:
+        """Begin it if it may be tried. `reading_seconds`: of all its requests."""
+        if not self._may_try(trial, usual, reading_seconds):
             return False
-        loss = max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
-        if self._exploration_seconds + loss > PLANNED_EXPLORATION * self._decode_seconds:
-            return False
-        self._trial = _Trial(trial.tokens, usual, loss)
+        self._trial = _Trial(trial.tokens, usual, _loss_seconds(trial, usual))
         return True
 
     def _end_trial(self) -> None:
@@ -282,3 +328,11 @@ class Governor:
         if self._trial is not None:
             self._exploration_seconds += self._trial.expected_loss_seconds
             self._trial = None
+
+
+def _loss_seconds(trial: Goodput, usual: Goodput) -> float:
+    return max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
+
+
+def _reads_nothing(request: Hashable) -> float:
+    return 0.0

@@ -10,7 +10,7 @@ are compared with the tokens that come, so the governor learns of a request that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.config import GovernorMode
@@ -38,14 +38,21 @@ class LengthChoice:
         """See `DraftLengths`; None where the governor decides nothing."""
         return self.governor.plain_seconds_per_token if self.mode is GovernorMode.ENFORCE else None
 
-    def choose(self, most: Mapping[Sequence, int], num_decodes: int, *, is_crowded: bool) -> Mapping[Sequence, int]:
+    def choose(
+        self,
+        most: Mapping[Sequence, int],
+        num_decodes: int,
+        *,
+        is_crowded: bool,
+        reading_seconds: Callable[[Sequence], float] | None = None,
+    ) -> Mapping[Sequence, int]:
         """Return how many drafts each request checks, at most `most` of it; see `DraftLengths.choose`."""
         if self.mode is GovernorMode.DISABLED:
             return most
         self.governor.explores = self.mode is GovernorMode.ENFORCE
         for sequence in [*self._compared]:
             self._compare(sequence)
-        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded)
+        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded, reading_seconds=reading_seconds)
         self._chosen_length = sum(chosen.values()) / num_decodes
         return chosen if self.mode is GovernorMode.ENFORCE else most
 
@@ -91,6 +98,7 @@ class LengthChoice:
             self._chosen_length,
             tuple(one.tokens for one in stats.by_length),
             tuple(one.seconds for one in stats.by_length),
+            stats.reading_seconds,
             stats.exploration_seconds,
             stats.flips,
         )

@@ -45,8 +45,14 @@ def _governor_metrics(labels: Mapping[str, str], governor: GovernorReport | None
     yield _by("millstream_spec_decode_tokens", f"Tokens {text}", "length", tokens, labels)
     yield _by("millstream_spec_decode_seconds", f"Seconds {text}", "length", seconds, labels)
     yield _total(
+        "millstream_spec_decode_reading_seconds",
+        "Seconds in which the drafter read prompts, which no length's seconds have",
+        governor.reading_seconds,
+        labels,
+    )
+    yield _total(
         "millstream_spec_decode_exploration_seconds",
-        "Seconds lost to steps that tried another length",
+        "Seconds lost to steps that tried another length, reading for them included",
         governor.exploration_seconds,
         labels,
     )

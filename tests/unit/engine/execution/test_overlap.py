@@ -13,7 +13,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import PromptSlab, SampledRow
-from millstream_runtime.engine.execution.overlap import Wait, reason_to_wait
+from millstream_runtime.engine.execution.overlap import Wait, reason_to_wait, reasons_to_wait
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
@@ -68,6 +68,14 @@ RULE: dict[str, tuple[Sequence, bool, Wait | None]] = {
 def test_the_rule_says_who_waits_and_why(name: str) -> None:
     sequence, must_recompute, expected = RULE[name]
     assert reason_to_wait(sequence, must_recompute=must_recompute) == expected
+
+
+def test_the_reasons_of_a_step_are_those_of_its_sequences_and_drafts() -> None:
+    step = [(sequence, must_recompute) for sequence, must_recompute, _ in RULE.values()]
+    assert reasons_to_wait([]) == set()
+    assert reasons_to_wait(step) == {Wait.PROCESSORS, Wait.RECOMPUTE}
+    assert reasons_to_wait(step, drafts=True) == {Wait.PROCESSORS, Wait.RECOMPUTE, Wait.DRAFTS}
+    assert reasons_to_wait(step[:3], drafts=True) == {Wait.DRAFTS}, "none of them needs its own token"
 
 
 def events_of(engine: Engine, requests: list[Request]) -> list[str]:

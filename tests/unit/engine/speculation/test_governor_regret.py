@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
-from benchmarks.governor import measure_recorded
+from benchmarks.governor import MOST, RESULT, SETTINGS, govern, measure_recorded
 from benchmarks.governor_simulator import (
     BUSY_DRAFT,
     DEMO_DRAFT,
@@ -23,7 +24,7 @@ from benchmarks.recorded_steps import RecordedSteps, read
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import Governor
 
-MOST, MOST_LONG = 4, 8
+MOST_LONG = 8
 MOST_REGRET = 0.03
 NAMES = [
     "creative at 1",
@@ -34,6 +35,7 @@ NAMES = [
     "flips",
 ]
 SCENARIOS = scenarios()
+SAVED = {(one["setting"], one["scenario"]): one for one in json.loads(RESULT.read_text(encoding="utf-8"))["results"]}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,6 +49,29 @@ def test_no_fixed_length_is_much_better(name: str, costs: Costs, compares_unchec
     governor = Governor(MOST, compares_unchecked=compares_unchecked)
     run = simulate(phases, governor, costs, MOST, compares_unchecked=compares_unchecked)
     assert run.seconds <= (1 + MOST_REGRET) * min(fixed)
+    assert governor.stats().exploration_seconds <= 0.01 * run.seconds
+
+
+MISSED = ("135 M, attention in one call, n-grams", "own text at 16")  # 3.6 %: the warm-up ends before steps of 16
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        pytest.param(setting, name, marks=[pytest.mark.xfail(strict=True)] if (setting, name) == MISSED else [])
+        for setting in SETTINGS
+        for name in SCENARIOS
+    ],
+)
+def test_behind_the_warm_up_no_fixed_length_is_much_better(setting: str, name: str) -> None:
+    """All scenarios of the saved results, which have the fixed lengths: those are the same on any machine."""
+    saved = SAVED[setting, name]
+    costs, compares_unchecked = SETTINGS[setting]
+    run, governor = govern(SCENARIOS[name], costs, MOST, compares_unchecked=compares_unchecked)
+    assert run.seconds == pytest.approx(saved["governor_seconds"], rel=0.01), (
+        "run `python -m benchmarks.governor --save`"
+    )
+    assert run.seconds <= (1 + MOST_REGRET) * min(saved[f"fixed_{length}_seconds"] for length in range(MOST + 1))
     assert governor.stats().exploration_seconds <= 0.01 * run.seconds
 
 

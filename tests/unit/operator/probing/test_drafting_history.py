@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from millstream_operator.api.status import MOST_FAILED_PODS
 from millstream_operator.probing.drafting_history import (
     LEAST_SECONDS_BETWEEN_CHANGES,
     Drafting,
@@ -95,6 +96,30 @@ def test_a_failed_drafter_is_named() -> None:
     history = DraftingHistory(Drafting(is_drafting=True))
     minutes(history, grew(drafter_failed=100), 20)
     assert history.drafting == Drafting(is_drafting=False, has_failed=True)
+
+
+def test_pods_whose_drafter_failed_are_kept_whatever_the_share() -> None:
+    history = DraftingHistory()
+    assert history.set_failed("b", has_failed=True)
+    assert history.drafting == Drafting(is_drafting=True, failed_pods=("b",)), "before anything else is known"
+    assert not history.set_failed("b", has_failed=True)
+    assert not history.set_failed("a", has_failed=False)
+    assert history.set_failed("a", has_failed=True)
+    minutes(history, grew(checks=300, accepted=600), 5)
+    assert history.drafting == Drafting(is_drafting=True, accepted_percent=50, failed_pods=("a", "b"))
+    assert history.set_failed("a", has_failed=False), "its engine was started anew"
+    assert not history.keep_failed({"b", "c"})
+    assert history.keep_failed({"c"})
+    assert history.drafting == Drafting(is_drafting=True, accepted_percent=50)
+
+
+def test_a_bounded_number_of_failed_pods_is_named() -> None:
+    history = DraftingHistory()
+    for number in range(MOST_FAILED_PODS):
+        assert history.set_failed(f"pod-{number:02}", has_failed=True)
+    assert not history.set_failed("pod-00-again", has_failed=True)
+    assert history.set_failed("pod-01", has_failed=False)
+    assert history.set_failed("pod-00-again", has_failed=True)
 
 
 def body(**changed: Any) -> dict[str, Any]:

@@ -11,26 +11,31 @@ from tests.support.llmdeployments import manifest
 Manifest = dict[str, Any]
 GOVERNED: Manifest = {"speculation": {"method": "NGram", "maxDraftTokens": 4}, "replicas": 2}
 
+TOTALS = ("checks", "draftTokens", "acceptedTokens", "no_gain", "drafter_failed")
+
 
 class Traffic:
-    """Requests to every pod: in a minute each pod decodes `decodes` tokens, with drafts or without."""
+    """Requests to every pod: in a minute each pod decodes `decodes` tokens, with drafts or without. `failed`: names of
+    pods whose drafter has failed."""
 
     def __init__(self, operator: FakeOperator) -> None:
-        self.operator, self.totals = operator, dict[str, dict[str, int]]()
+        self.operator, self.totals, self.failed = operator, dict[str, dict[str, int]](), set[str]()
 
     async def minute(self, *, drafts: bool = True, decodes: int = 300, accepted_percent: int = 50) -> None:
         operator = self.operator
         for pod in operator.cluster.all(POD):
-            totals = self.totals.setdefault(
-                pod["metadata"]["name"], {"checks": 0, "draftTokens": 0, "acceptedTokens": 0, "no_gain": 0}
-            )
-            checks = decodes if drafts else decodes // 100
+            name = pod["metadata"]["name"]
+            totals = self.totals.setdefault(name, dict.fromkeys(TOTALS, 0))
+            if name in self.failed:
+                totals["drafter_failed"] += decodes
+            checks = 0 if name in self.failed else decodes if drafts else decodes // 100
             totals["checks"] += checks
             totals["draftTokens"] += 4 * checks
             totals["acceptedTokens"] += 4 * checks * accepted_percent // 100
-            totals["no_gain"] += decodes - checks
-            counts: Manifest = {name: value for name, value in totals.items() if name != "no_gain"}
-            counts |= {"skipped": {"no_gain": totals["no_gain"]}}
+            totals["no_gain"] += 0 if name in self.failed else decodes - checks
+            reasons = ("no_gain", "drafter_failed")
+            counts: Manifest = {name: value for name, value in totals.items() if name not in reasons}
+            counts |= {"skipped": {reason: totals[reason] for reason in reasons}}
             report: Manifest = {
                 "phase": "Ready",
                 "speculation": {"method": "NGram", "maxDraftTokens": 4, "governor": "Enforce", **counts},
@@ -46,10 +51,10 @@ class Traffic:
             await self.minute(**growth)
 
 
-def entries(operator: FakeOperator) -> list[str]:
+def entries(operator: FakeOperator, type_: str = "SpeculationChanged") -> list[str]:
     """The journal's words about speculation, oldest first."""
     journal = operator.status()["decisions"]
-    return [entry["message"] for entry in reversed(journal) if entry["type"] == "SpeculationChanged"]
+    return [entry["message"] for entry in reversed(journal) if entry["type"] == type_]
 
 
 def status_writes(operator: FakeOperator) -> int:
@@ -117,6 +122,62 @@ async def test_an_operator_that_is_started_again_repeats_no_entry() -> None:
     assert again.status()["speculation"] == before["speculation"]
     assert again.status()["decisions"] == before["decisions"]
     assert status_writes(again) == 0
+
+
+async def test_one_pod_of_four_whose_drafter_failed_is_named_once() -> None:
+    operator = await served(manifest(**GOVERNED | {"replicas": 4}))
+    traffic = Traffic(operator)
+    await traffic.minutes(10)
+    first, second, *_ = sorted(pod["metadata"]["name"] for pod in operator.cluster.all(POD))
+    traffic.failed = {second}
+    await traffic.minutes(2)
+    (entry,) = entries(operator, "DrafterFailed")
+    assert f"the drafter raised an error or gave NaN in {second}. " in entry
+    assert "drafter_failed in the pod's log" in entry
+    assert operator.status()["speculation"]["failedPods"] == [second]
+    operator.client.requests.clear()
+    await traffic.minutes(30)
+    assert operator.status()["speculation"]["state"] == "Drafting", "three of four draft"
+    assert (entries(operator), operator.writes) == ([], [])
+    traffic.failed = {first, second}
+    await traffic.minutes(2)
+    assert f" in {first}, {second}. " in entries(operator, "DrafterFailed")[1]
+    traffic.failed, traffic.totals = set(), {}  # the pods' engines were started anew
+    await traffic.minutes(2)
+    assert "failedPods" not in operator.status()["speculation"]
+    assert len(entries(operator, "DrafterFailed")) == 2
+
+
+async def test_a_drafter_that_failed_before_the_operator_was_started_again_has_one_entry() -> None:
+    operator = await served(manifest(**GOVERNED))
+    traffic = Traffic(operator)
+    traffic.failed = {pod["metadata"]["name"] for pod in operator.cluster.all(POD)}
+    await traffic.minutes(20)
+    before = operator.status()
+    named = entries(operator, "DrafterFailed")
+    assert all(pod in named[-1] for pod in traffic.failed)
+    again = FakeOperator(operator.cluster, model=operator.model)
+    again.now, again.seconds = operator.now, 5.0
+    traffic.operator = again
+    await again.turn()
+    await traffic.minutes(10)
+    assert again.status()["speculation"] == before["speculation"]
+    assert again.status()["decisions"] == before["decisions"]
+    assert status_writes(again) == 0
+
+
+async def test_a_failed_pod_that_is_gone_leaves_the_status() -> None:
+    operator = await served(manifest(**GOVERNED))
+    traffic = Traffic(operator)
+    await traffic.minutes(5)
+    gone = max(pod["metadata"]["name"] for pod in operator.cluster.all(POD))
+    traffic.failed = {gone}
+    await traffic.minutes(2)
+    assert operator.status()["speculation"]["failedPods"] == [gone]
+    respec(operator.cluster, replicas=1)
+    await operator.settle()
+    left = {pod["metadata"]["name"] for pod in operator.cluster.all(POD)}
+    assert operator.status()["speculation"].get("failedPods", []) == [one for one in [gone] if one in left]
 
 
 async def test_a_pod_that_does_not_answer_changes_nothing() -> None:
