@@ -19,11 +19,17 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.node_affinity import in_words, read_terms
 from millstream_operator.planning.plan import GPU_RESOURCE
 from millstream_operator.rendering.kueue import is_gated_by_kueue, queue_of
+from millstream_operator.rendering.model_cache import cache_claim_of
+from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
 _HEAD = re.compile(r"^0/(\d+) nodes are available: ?")
 _ITEM = re.compile(r"(\d+) (.+)")
 _INSUFFICIENT = re.compile(r"Insufficient (\S+)")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)"')
+_CACHE_ENDS = (
+    "of model.cache is being deleted. It stays until the pods that mount it are gone (`kubectl describe pvc {}`: Used "
+    "By): delete them. The operator makes another one, and fills it"
+)
 _PLAIN = {"cpu": "CPU", "ephemeral-storage": "ephemeral storage"}
 
 # What a plugin says of a node -> what follows "2" in our sentence.
@@ -95,10 +101,13 @@ def _of_claims(pod: Pod, message: str) -> Diagnosis | None:
     if (found := _CLAIM.search(message)) is None:
         return None
     name, rest = found[1], message[found.end() :]
+    is_cache = name == cache_claim_of(pod.get("metadata", {}).get("labels", {}).get(DEPLOYMENT_LABEL, ""))
     if rest.lstrip().startswith("not found"):
         said = "does not exist in this namespace: create it, or correct the claimName"
+        said = "of model.cache does not exist yet: the operator makes it" if is_cache else said
     elif rest.lstrip().startswith("is being deleted"):
         said = "is being deleted: create another one, or name another claim"
+        said = _CACHE_ENDS.format(name) if is_cache else said
     else:
         said = f"cannot be used: {_without_preemption(rest).strip()}"
     return Diagnosis(Reason.VOLUME_PENDING, sentence(f"The PersistentVolumeClaim {name} {said}"))

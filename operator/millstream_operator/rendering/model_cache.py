@@ -16,7 +16,11 @@ DEFAULT_ACCESS_MODE = "ReadWriteMany"
 
 
 def cache_claim_name(owner: LLMDeployment) -> str:
-    return f"{owner.name}-model-cache"
+    return cache_claim_of(owner.name)
+
+
+def cache_claim_of(owner_name: str) -> str:
+    return f"{owner_name}-model-cache"
 
 
 def model_cache(owner: LLMDeployment) -> dict[str, Any] | None:

@@ -109,6 +109,24 @@ def test_the_labels_that_leave_nodes_out_are_named() -> None:
     assert "2 that disk=ssd and nvidia.com/gpu.product In (NVIDIA-L4) leaves out" in found.message
 
 
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (
+            "is being deleted",
+            "is being deleted. It stays until the pods that mount it are gone (`kubectl describe pvc "
+            "demo-model-cache`: Used By): delete them. The operator makes another one, and fills it.",
+        ),
+        ("not found", "does not exist yet: the operator makes it."),
+    ],
+)
+def test_a_claim_that_the_operator_makes_is_not_to_be_made_by_its_reader(said: str, wanted: str) -> None:
+    pod = unscheduled(f'0/3 nodes are available: persistentvolumeclaim "demo-model-cache" {said}. preemption: x')
+    found = diagnose_scheduling(pod | {"metadata": {"labels": {"millstream.dev/deployment": "demo"}}})
+    assert found is not None
+    assert found.message == f"The PersistentVolumeClaim demo-model-cache of model.cache {wanted}"
+
+
 def test_counts_that_change_change_no_order_and_so_no_condition() -> None:
     """Nodes come and go under a pod that waits for weeks: none of it may be a write."""
 
