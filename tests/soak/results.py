@@ -33,7 +33,7 @@ SPECULATED = (
     "decodes without drafts: no_gain",
 )
 LEAST_CHECKED_DRAFTS = 30  # of each kind, in 2,000 requests; in fewer requests fewer
-KINDS_OF_DRAFTS = 16  # see tests/soak/schedules/draft_kinds.py, which this page does not import
+KINDS_OF_DRAFTS = 18  # see tests/soak/schedules/draft_kinds.py, which this page does not import; two also as trees
 SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
 
@@ -145,6 +145,8 @@ def _speculation(result: Result) -> list[str]:
             checked = counts.get("drafts that stood", 0) + counts.get("drafts that fell", 0)
             if checked < least:
                 failures.append(f"{checked} drafts of {kind} were checked, fewer than {least:g}")
+        if not result["counts"].get("paths of trees that moved"):
+            failures.append("no draft of a tree stood but in its first place, so no key moved")
     return failures
 
 

@@ -23,6 +23,7 @@ from tests.support.fake_server_side_apply import merge, take_away
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
 Key = tuple[str, str, str]
+NOW = "2025-01-01T00:00:00Z"
 
 
 class Killed(Exception):
@@ -60,7 +61,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[Key, Manifest] = {}
         self.events: list[Manifest] = []
-        self.now = "2025-01-01T00:00:00Z"  # when pods are created
+        self.now = NOW  # when objects are created
         self.installed: set[Kind] = set()  # of the optional kinds: their CRDs
         self.refusing: dict[str, ApiError] = {}  # by kind: what an admission plugin or the validation says of a write
         self._owned: dict[tuple[Key, str], Manifest] = {}  # by object and part ("", "status"): what we applied last
@@ -143,7 +144,7 @@ class FakeCluster:
             for pod_name in sorted(kept):
                 if self.get(POD, pod_name) is None:
                     pod = pod_of(pod_name, template)
-                    pod["metadata"] |= {"ownerReferences": [owner], "creationTimestamp": self.now}
+                    pod["metadata"] |= {"ownerReferences": [owner]}
                     self.put(pod)
             self.set_status(
                 DEPLOYMENT,
@@ -170,11 +171,12 @@ class FakeCluster:
         return {"kind": "ReplicaSet", "name": name, "uid": uid, "controller": True}
 
     def run_jobs(
-        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z", **ended: Any
+        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = NOW, started: str = "", **ended: Any
     ) -> None:
         """The Job controller, the scheduler and the kubelet: every Job that has not ended runs to its end.
 
-        `ended`: what else the kubelet says about the container's end.
+        `started`: when its pod did; by default as it was created. `ended`: what else the kubelet says about the
+        container's end.
         """
         for job in self.all(JOB):
             if job.get("status", {}).get("conditions"):
@@ -184,7 +186,8 @@ class FakeCluster:
             state = {"terminated": {"exitCode": code, "message": said, "finishedAt": at, **ended}}
             (first,) = job["spec"]["template"]["spec"]["containers"]
             container = {"name": first["name"], "state": state}
-            pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False, containerStatuses=[container])
+            status = {"startTime": started or job["metadata"]["creationTimestamp"], "containerStatuses": [container]}
+            pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False, **status)
             pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
             self.put(pod)
             kind = "Failed" if code else "Complete"
@@ -227,6 +230,7 @@ class FakeCluster:
     def _create(self, key: Key, manifest: Manifest) -> Manifest:
         self._uids += 1
         manifest["metadata"].setdefault("uid", f"uid-{self._uids}")
+        manifest["metadata"].setdefault("creationTimestamp", self.now)
         manifest["metadata"]["generation"] = 1
         return self._store(key, manifest)
 

@@ -123,6 +123,16 @@ def attempt_of(job: Mapping[str, Any]) -> int:
     return int(label) if label.isdecimal() and len(label) < 10 else 1
 
 
+def mounted_after(claim: Manifest, job: Manifest, pods: Sequence[Manifest]) -> bool:
+    """Return whether a Job's pod started when this claim was there already, and not one of the same name before it.
+
+    The Job's own time comes first: the API server's clock gives it, as the claim's, and a node's clock that of a pod.
+    """
+    made = _created(claim)
+    started = [_time(one["status"]["startTime"]) for one in pods if _is_of(one, job) and _has_started(one)]
+    return made <= _created(job) or all(made <= one for one in started)
+
+
 def _attempt_state(work: JobWork, job: Manifest, pods: Sequence[Manifest], now: str) -> _Succeeded | _Failed | _Pending:
     """Return how one attempt ended, or its current state. Its pod has the most detail, so it comes first."""
     seconds_ago = _ended_seconds_ago(job, now)
@@ -221,6 +231,14 @@ def _ended_seconds_ago(job: Manifest, now: str) -> float | None:
         if found.get("status") == "True":
             return max(0.0, (_time(now) - _time(found.get("lastTransitionTime", now))).total_seconds())
     return None
+
+
+def _created(manifest: Manifest) -> datetime.datetime:
+    return _time(manifest["metadata"]["creationTimestamp"])
+
+
+def _has_started(pod: Manifest) -> bool:
+    return bool(pod.get("status", {}).get("startTime"))
 
 
 def _time(text: str) -> datetime.datetime:

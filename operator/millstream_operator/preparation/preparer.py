@@ -113,10 +113,12 @@ class Preparer:
     async def known(self, owner: LLMDeployment, key: OwnerKey, path: str, revision: str | None) -> Prepared:
         """Return what is on record of a model that serves, and stop what another spec asked for in between.
 
+        The model's own Jobs are deleted, too: what they answered is on record, or went with its volume.
+
         `path`, `revision`: of its plan.
         """
         steps = steps_of(owner, path, revision)
-        await self._steps.stop(owner, key, {step.key for step in steps})
+        await self._steps.stop(owner, key)
         gates = [one for one in steps if one.kind is StepKind.JUDGE]
         if not gates:
             return Prepared()

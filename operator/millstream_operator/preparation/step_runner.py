@@ -1,7 +1,8 @@
 """Do one step of work in a Job, once: from its record, or from attempts that `facts/job_attempts.py` decides about.
 
 A record is written before its Job is deleted, and a new attempt is created before an old one is deleted: after a crash
-at any point, the next turn finds either the answer or the Job. A step whose record exists is not done again.
+at any point, the next turn finds either the answer or the Job. A step whose record exists is not done again. What was
+made in a volume of `model.cache` that is gone by then gets no record: it is made again before a pod loads it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import Children
 from millstream_operator.children.job_needs import needed_by_job
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.facts.job_attempts import JobWork, attempt_of, next_job_step
+from millstream_operator.facts.job_attempts import JobWork, attempt_of, mounted_after, next_job_step
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CLAIM, POD
 from millstream_operator.preparation.step_answers import read_step_answer
@@ -79,7 +80,11 @@ class StepRunner:
             if state.answer is None:
                 return state
             answer = state.answer
-            cache_uid = self._filled_uid(owner, key) if step.kind in MADE_IN_CACHE else None
+            cache_uid = self._filled_uid(owner, key, step) if step.kind in MADE_IN_CACHE else None
+            if step.kind in MADE_IN_CACHE and cache_uid is None:
+                jobs = self._jobs_of(owner, key, step)
+                await self._children.delete(owner, jobs)
+                return StepState(None, work_of(jobs).under_way, RECHECK_SECONDS)
             record = preparation_record(owner, step.key, answer, cache_uid)
             await self._children.delete(owner, self._lost(owner, key, step))
             if (problem := await self._children.apply_all(owner, [record])) is not None:
@@ -130,13 +135,17 @@ class StepRunner:
         claim = self._cache_claim(owner, key)
         return None if claim is None or claim["metadata"].get("deletionTimestamp") else str(claim["metadata"]["uid"])
 
-    def _filled_uid(self, owner: LLMDeployment, key: OwnerKey) -> str:
-        """Return the uid of the claim that a Job has just filled; "", the uid of none, where it is gone already.
+    def _filled_uid(self, owner: LLMDeployment, key: OwnerKey, step: Step) -> str | None:
+        """Return the uid of the claim that a Job has just filled; None where that one is gone, or goes with the Job.
 
-        One that is being deleted counts: its record must not hold for the claim that comes after it.
+        Today's may be another: where somebody takes away its finalizers, a claim goes while a pod writes into its
+        volume, and the operator makes the next.
         """
-        claim = self._cache_claim(owner, key)
-        return "" if claim is None else str(claim["metadata"]["uid"])
+        claim, jobs = self._cache_claim(owner, key), self._jobs_of(owner, key, step)
+        if claim is None or not jobs:
+            return None
+        is_filled = mounted_after(claim, max(jobs, key=attempt_of), self._index.children(key, POD))
+        return self._cache_uid(owner, key) if is_filled else None
 
     def _cache_claim(self, owner: LLMDeployment, key: OwnerKey) -> Manifest | None:
         return self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))

@@ -24,7 +24,7 @@ HISTORY_LIMIT = 16  # records kept; a spec that goes back finds what it was judg
 def preparation_record(
     owner: LLMDeployment, key: str, answer: Mapping[str, Any], cache_uid: str | None = None
 ) -> dict[str, Any]:
-    """`cache_uid`: of the claim that holds the result, "" if it is gone; None where the answer is all of it."""
+    """`cache_uid`: of the claim that holds the result; None where the answer is all of it."""
     record = child(owner, "v1", "ConfigMap", name=f"{owner.name}-q{key}")
     record["metadata"]["labels"] |= {PREPARATION_LABEL: key, ROLE_LABEL: PREPARER}
     if cache_uid is not None:

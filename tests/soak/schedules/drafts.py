@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from millstream_runtime.config import AcceptanceRule, GovernorMode, SpeculationMethod
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
@@ -25,6 +26,7 @@ from tests.support.family_cases import dense
 from tests.support.medusa_heads import write_medusa_heads
 from tests.support.quantized_checkpoints import gptq, quantized
 from tests.support.tiny_families import write_family
+from tests.support.tree_drafters import OftenOnTheTree
 
 Answers = Mapping[tuple[int, ...], list[int]]  # by prompt
 BEYOND = (VOCABULARY, VOCABULARY + 1, 1 << 31, 1 << 70, -1, -VOCABULARY)
@@ -55,6 +57,9 @@ def draft_config(settings: Settings, folder: Path) -> dict[str, Any]:
     elif kind in HEADS:
         config["speculation_method"] = SpeculationMethod.MEDUSA
         config["draft_model"] = str(_medusa(folder))
+        if settings.draft_tree is not None:
+            del config["max_draft_tokens"]  # which the tree says
+            config["draft_tree"] = settings.draft_tree
     return config
 
 
@@ -99,7 +104,8 @@ def make_unreliable(engine: Engine, settings: Settings, answers: Answers, seed: 
     if kind in GIVE_NAN:
         _give_nan(drafter, rng)
     if settings.corrects_drafts:
-        _correct(drafter, answers, rng)
+        tree = None if settings.draft_tree is None else DraftTree.parse(settings.draft_tree)
+        _correct(drafter, _right_chain(answers) if tree is None else _right_branch(answers, tree, seed), rng)
 
 
 def _give_nan(drafter: Any, rng: random.Random) -> None:
@@ -115,7 +121,10 @@ def _give_nan(drafter: Any, rng: random.Random) -> None:
     setattr(forward, name, compute_or_fail)
 
 
-def _correct(drafter: Any, answers: Answers, rng: random.Random) -> None:
+Correction = Callable[[Sequence, list[int]], list[int]]  # of the drafts of a request
+
+
+def _correct(drafter: Any, correction: Correction, rng: random.Random) -> None:
     """Random weights know nothing: so that drafts stand, some proposals are replaced by what comes."""
     propose = drafter.propose
 
@@ -123,9 +132,7 @@ def _correct(drafter: Any, answers: Answers, rng: random.Random) -> None:
         found = dict(propose(wanted))
         for sequence, drafts in found.items():
             if isinstance(drafts, list) and rng.random() < CORRECTED_SHARE:
-                done = sequence.num_generated_tokens
-                right = answers.get(tuple(sequence.request.prompt_token_ids), [])[done : done + len(drafts)]
-                found[sequence] = [*right, *drafts[len(right) :]]
+                found[sequence] = correction(sequence, drafts)
         return found
 
     drafter.propose = proposed
@@ -146,6 +153,27 @@ def _in_8_bits(target: Path) -> Path:
     if not (folder / "config.json").exists():
         quantized(target, folder, GPTQ_8_BITS, gptq(8, -1, symmetric=True))
     return folder
+
+
+def _right_chain(answers: Answers) -> Correction:
+    """What comes, as far as it is known."""
+
+    def corrected(sequence: Sequence, drafts: list[int]) -> list[int]:
+        done = sequence.num_generated_tokens
+        right = answers.get(tuple(sequence.request.prompt_token_ids), [])[done : done + len(drafts)]
+        return [*right, *drafts[len(right) :]]
+
+    return corrected
+
+
+def _right_branch(answers: Answers, tree: DraftTree, seed: int) -> Correction:
+    """What comes, on one branch of the tree; see `OftenOnTheTree`."""
+    knows = OftenOnTheTree(answers, VOCABULARY, seed, tree)
+
+    def corrected(sequence: Sequence, drafts: list[int]) -> list[int]:
+        return [*knows.propose({sequence: len(drafts)})[sequence]]
+
+    return corrected
 
 
 def _another_model(root: Path) -> Path:

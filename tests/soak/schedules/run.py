@@ -42,6 +42,7 @@ from tests.support.crowded import Crowded
 from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.short_of_memory import ShortOfMemory
 from tests.support.tolerance import tolerance
+from tests.support.tree_drafters import count_moved
 
 STEPS_WITHOUT_OUTPUT = 2000  # an engine that takes so many is stuck
 
@@ -116,6 +117,7 @@ class ScheduleRun:
         self._all: list[Client] = []
         self._num_given_up = 0
         self._left_in_this_step: dict[str, Client] = {}  # who went after one of its outputs
+        self._moved = count_moved(engine) if schedule.settings.draft_tree is not None else []
 
     # Actions
 
@@ -299,6 +301,7 @@ class ScheduleRun:
                 for block in wrong_draft_blocks(engine)[0]:
                     findings.add(Kind.CONTENTS, f"block {block} of the draft model has other keys than the target's")
         self._count_drafts(stats.speculation)
+        findings.counts["paths of trees that moved"] += len(self._moved)
         self._count_compared_requests()
         findings.counts["preemptions"] += stats.num_preemptions_total
         findings.counts["prefix hit tokens"] += stats.prefix_cache_hit_tokens_total

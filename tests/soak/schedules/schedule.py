@@ -37,6 +37,7 @@ class Settings:
         is_paced: whether the time of steps bounds the prompts in them, as on a CPU.
         reads_in_place: whether attention takes the path of FlashAttention.
         max_draft_tokens: that a decode checks; None: no drafts.
+        draft_tree: that Medusa heads propose, instead of one token after another; see `millstream_runtime.draft_tree`.
         drafts: what proposes them.
         governor_flips: whether any number of what may be proposed is checked, at random.
         governor_decides: whether the runtime's governor chooses that number; otherwise all of it is checked.
@@ -62,6 +63,12 @@ class Settings:
     governor_decides: bool = False
     corrects_drafts: bool = False
     accepts_by_distribution: bool = False
+    draft_tree: str | None = None
+
+    @property
+    def drafter_name(self) -> str:
+        """What drafts, and whether in a tree."""
+        return str(self.drafts) if self.draft_tree is None else f"{self.drafts}, a tree"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.soak.schedules.draft_kinds import DRAFT_MODELS, GIVE_NAN, HEADS, DraftKind
+from tests.soak.schedules.draft_kinds import DRAFT_MODELS, GIVE_NAN, HEADS, MEDUSA_HEADS, DraftKind
 from tests.soak.schedules.schedule import Schedule, Settings, draw_actions, draw_settings
 from tests.soak.schedules.tiny_models import DAMAGED, MODELS, TinyModel
 
@@ -13,6 +13,9 @@ TWO_RANKS_SHARE = 0.2  # of the schedules whose drafter and model allow it
 SMALL_POOL_SHARE = 0.4  # more than in other schedules: few requests are preempted where steps give several tokens
 FLIPS_SHARE, DECIDES_SHARE = 0.4, 0.3  # the rest checks all drafts
 CORRECTED_SHARE, DISTRIBUTION_SHARE = 0.7, 0.3
+TREE_SIZES = (1, 3, 8, 20, 40, 64)  # nodes
+TREE_RANKS = (2, 5, 60)  # below which those of a node's children are
+TREE_LEVELS = 3  # as many as there are heads
 KNOWS_NOTHING = {DraftKind.ANOTHER_MODEL, DraftKind.EAGLE_1, DraftKind.EAGLE_3, DraftKind.MEDUSA} | GIVE_NAN
 
 
@@ -25,6 +28,9 @@ def draw_speculating(seed: int, number: int) -> Schedule:
     while not _may_draft(kind, models[name]):
         name = rng.choice([*models])
     settings = _speculating(rng, draw_settings(rng, name, models[name]), kind, models[name])
+    if kind in MEDUSA_HEADS and number // len(DraftKind) % 2:
+        trees = random.Random(f"{seed}/{number}/tree")  # of its own, so that older schedules are what they were
+        settings = replace(settings, draft_tree=draw_tree(trees))
     return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
 
 
@@ -33,6 +39,18 @@ def _may_draft(kind: DraftKind, model: TinyModel) -> bool:
     if kind is DraftKind.QUANTIZED:
         return model.packed is None and not model.has_experts
     return kind not in HEADS or model.packed is None
+
+
+def draw_tree(rng: random.Random) -> str:
+    """Return a tree of up to the most nodes that a step may check, in any order."""
+    num_nodes, nodes = rng.choice(TREE_SIZES), list[tuple[int, ...]]()
+    while len(nodes) < num_nodes:
+        parent = rng.choice([(), *(one for one in nodes if len(one) < TREE_LEVELS)])
+        child = (*parent, rng.randrange(rng.choice(TREE_RANKS)))
+        if child not in nodes:
+            nodes.append(child)
+    rng.shuffle(nodes)
+    return str(nodes)
 
 
 def _speculating(rng: random.Random, drawn: Settings, kind: DraftKind, model: TinyModel) -> Settings:

@@ -25,7 +25,7 @@ class Tally:
         near_ties: by the token that is one, how often it was met.
         met: by circumstance, the schedules that met it.
         parameters: that compared requests asked for.
-        drafts: by "kind | count", of the schedules that draft.
+        drafts: by "drafter | count", of the schedules that draft.
         resident_mib: memory of the process after each chunk.
     """
 
@@ -54,7 +54,7 @@ class Tally:
         self.parameters.update(findings.parameters)
         if settings.max_draft_tokens is not None:
             of_kind = {"schedules": 1} | {name: findings.counts[name] for name in OF_DRAFTS}
-            self.drafts.update({f"{settings.drafts} | {name}": count for name, count in of_kind.items()})
+            self.drafts.update({f"{settings.drafter_name} | {name}": count for name, count in of_kind.items()})
         if findings.wrong:
             text = [f"{one.kind}: {one.text}" for one in findings.wrong]
             self.failures.append({"number": number, "settings": asdict(settings), "wrong": text})
@@ -69,7 +69,7 @@ class Tally:
         self.resident_mib += other.resident_mib
 
     def by_draft(self) -> dict[str, dict[str, int]]:
-        """The counts of `drafts` by kind."""
+        """The counts of `drafts` by what drafts."""
         found: dict[str, dict[str, int]] = {}
         for key, count in self.drafts.items():
             kind, _, name = key.partition(" | ")

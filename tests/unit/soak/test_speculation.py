@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution.model_runner import Sampled
+from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
 from tests.soak.results import KINDS_OF_DRAFTS
-from tests.soak.schedules.draft_kinds import HEADS, DraftKind
+from tests.soak.schedules.draft_kinds import HEADS, MEDUSA_HEADS, DraftKind
 from tests.soak.schedules.findings import Findings, Kind
 from tests.soak.schedules.plan import SPECULATION
 from tests.soak.schedules.proof import prove
 from tests.soak.schedules.schedule import EXECUTIONS, REPEATING, Arrive, Drain, Settings
-from tests.soak.schedules.speculating import draw_speculating
+from tests.soak.schedules.speculating import TREE_SIZES, draw_speculating
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import DAMAGED, MODELS
 from tests.soak.schedules.worker import Worker
@@ -54,13 +55,28 @@ def test_every_kind_meets_every_circumstance_it_can() -> None:
 
 
 def test_the_goal_names_as_many_kinds_as_there_are() -> None:
-    assert len(DraftKind) == KINDS_OF_DRAFTS
+    drawn = settings_of(2 * len(DraftKind))
+    assert len({one.drafter_name for one in drawn}) == KINDS_OF_DRAFTS
+    assert {one.drafts for one in drawn if one.draft_tree is not None} == MEDUSA_HEADS
 
 
-def on_one_rank(kind: DraftKind) -> int:
-    """The first schedule of a kind that needs no second process."""
+def test_trees_are_drawn_by_chance_of_their_own() -> None:
+    drawn = settings_of(1500)
+    trees = [DraftTree.parse(one.draft_tree) for one in drawn if one.draft_tree is not None]
+    assert len(trees) == 1500 // len(DraftKind)
+    assert {len(one.nodes) for one in trees} == {*TREE_SIZES}
+    assert {one.num_levels for one in trees} == {1, 2, 3}
+
+
+def on_one_rank(kind: DraftKind, *, tree: bool = False) -> int:
+    """The first schedule of a kind that needs no second process, with a tree of drafts or without."""
     numbers = range([*DraftKind].index(kind), 1000, len(DraftKind))
-    return next(one for one in numbers if draw_speculating(1, one).settings.execution != "on two ranks")
+    drawn = ((number, draw_speculating(1, number).settings) for number in numbers)
+    return next(
+        number
+        for number, settings in drawn
+        if settings.execution != "on two ranks" and (settings.draft_tree is not None) is tree
+    )
 
 
 @pytest.mark.parametrize("kind", DraftKind)
@@ -69,6 +85,21 @@ def test_no_kind_changes_a_token(kind: DraftKind, worker: Worker) -> None:
     assert findings.wrong == []
     assert findings.counts["compared requests"] > 0
     assert findings.counts["compared tokens"] > 0
+
+
+def test_no_tree_changes_a_token(worker: Worker) -> None:
+    moved = 0
+    for number in range(on_one_rank(DraftKind.MEDUSA, tree=True), 300, 2 * len(DraftKind)):
+        findings = worker.run(draw_speculating(1, number))
+        assert findings.wrong == []
+        moved += findings.counts["paths of trees that moved"]
+    assert moved > 0
+
+
+def test_keys_of_a_tree_that_stay_where_they_are_are_found(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "keep_drafts", lambda *_: None)
+    numbers = range(on_one_rank(DraftKind.MEDUSA, tree=True), 300, 2 * len(DraftKind))
+    assert any(worker.run(draw_speculating(1, number)).wrong for number in numbers)
 
 
 def test_a_check_that_trusts_its_first_draft_is_found(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ def _kept(field: str, attribute: str, default: str) -> Transition:
         "spec.model.cache",
         f"{now} == {before}",
         lambda old, new: (getattr(old, attribute) or default) == (getattr(new, attribute) or default),
-        f"{field} cannot change: a volume keeps it for life. Remove model.cache, wait for the rollout, add it anew.",
+        f"{field} cannot change: a volume keeps it for life. Remove model.cache, and quantization.calibration and "
+        "speculation.tuning if they are given; wait for the rollout, then add them anew.",
     )
 
 

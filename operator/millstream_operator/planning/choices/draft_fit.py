@@ -45,7 +45,7 @@ def cpu_draft_problem(spec: LLMDeploymentSpec, target: ModelShape, draft: ModelS
         why, fix = _size_problem(target, draft), "name a smaller head, or leave speculation out"
     else:
         why = vocabulary_problem(target, draft) or _size_problem(target, draft)
-        fix = "name a smaller model with the target's tokenizer, or leave speculation.draftModel out"
+        fix = "name a smaller model with the target's tokenizer, or leave speculation out"
     return None if why is None else f"{why}: {fix}"
 
 

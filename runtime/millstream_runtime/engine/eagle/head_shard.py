@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
+from millstream_runtime.draft_flags import draft_flags
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
 from millstream_runtime.engine.execution import draft_shard
@@ -85,13 +86,13 @@ def refuse_device_and_ranks(config: RuntimeConfig, target: ShardConfig) -> None:
         raise RuntimeFailure(
             FailureReason.UNSUPPORTED_BY_RUNTIME,
             f"--speculation-method is {config.speculation_method.value}, which this version does not have on "
-            f"{target.device.type}; leave it out, or serve the model on a CPU (--device cpu).",
+            f"{target.device.type}; leave {draft_flags(config)} out, or serve the model on a CPU (--device cpu).",
         )
     if config.tensor_parallel_size > 1:
         raise RuntimeFailure(
             FailureReason.UNSUPPORTED_BY_RUNTIME,
             f"--speculation-method is {config.speculation_method.value}, which this version does not have with "
-            f"--tensor-parallel-size {config.tensor_parallel_size}; leave one of them out.",
+            f"--tensor-parallel-size {config.tensor_parallel_size}; leave that out, or {draft_flags(config)}.",
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
+from millstream_runtime.draft_flags import draft_flags
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.shard_config import ShardConfig, require_format
@@ -71,7 +72,7 @@ def resolve_draft(config: RuntimeConfig, target: ShardConfig) -> DraftShard | No
     folder = draft_folder(config, "*.safetensors and the target's tokenizer")
     shape = load_model_config(folder)
     require_format(shape, target.device)
-    _require_same_vocabulary(Path(config.model), target.model_config, folder, shape)
+    _require_same_vocabulary(config, target.model_config, folder, shape)
     shape = replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
     weight_bytes = expected_weights(shape, target.dtype).num_bytes
     require_fit(config, target, weight_bytes)
@@ -127,7 +128,7 @@ def size_pools(
         raise RuntimeFailure(
             failure.reason,
             f"{failure.message} The draft model takes {pool_size.gibibytes(draft.weight_bytes)} of weights and "
-            f"{token_bytes} bytes per token of this; leave --draft-model out to give them to the model.",
+            f"{token_bytes} bytes per token of this; leave {draft_flags(config)} out to give them to the model.",
         ) from None
 
 
@@ -164,8 +165,9 @@ def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftS
     )
 
 
-def _require_same_vocabulary(target_folder: Path, target: ModelConfig, folder: Path, draft: ModelConfig) -> None:
+def _require_same_vocabulary(config: RuntimeConfig, target: ModelConfig, folder: Path, draft: ModelConfig) -> None:
     """By the tokens themselves. Embeddings may be padded to different sizes; without tokenizers sizes must be equal."""
+    target_folder = Path(config.model)
     of_target, of_draft = vocabulary_of(target_folder), vocabulary_of(folder)
     if of_target is None and of_draft is None:
         found = None
@@ -178,7 +180,7 @@ def _require_same_vocabulary(target_folder: Path, target: ModelConfig, folder: P
     if found is not None:
         raise InvalidConfigError(
             f"--draft-model is {str(folder)!r}, whose tokens are not those of {target_folder}: {found}; name a draft "
-            "model with the target's tokenizer, or leave it out."
+            f"model with the target's tokenizer, or leave {draft_flags(config)} out."
         )
 
 
@@ -200,7 +202,7 @@ def require_fit(config: RuntimeConfig, target: ShardConfig, weight_bytes: int) -
             FailureReason.OUT_OF_MEMORY,
             f"--draft-model {config.draft_model} needs {gibibytes(weight_bytes)} of weights beside the "
             f"{gibibytes(target_bytes)} of {config.model}, but {gibibytes(limit_bytes)} of memory is usable: "
-            f"{gibibytes(missing_bytes)} are missing; give more memory, or leave the draft model out.",
+            f"{gibibytes(missing_bytes)} are missing; give more memory, or leave {draft_flags(config)} out.",
         )
 
 

@@ -73,7 +73,8 @@ def test_no_memory_for_its_weights(refuse: Refuse, write_model: WriteModel, monk
     small = write_model(**SMALL)
     needed = sum(expected_weights(load_model_config(one), torch.float32).num_bytes for one in (small, write_model()))
     monkeypatch.setattr(draft_shard, "memory_limit_bytes", lambda: needed - (110 << 10))
-    assert "0.1 MiB are missing; give more memory, or leave the draft model out." in refuse(write_model(), small)
+    text = refuse(write_model(), small)
+    assert "0.1 MiB are missing; give more memory, or leave --speculation-method and --draft-model out." in text
 
 
 def test_no_memory_for_its_keys(refuse: Refuse, write_model: WriteModel) -> None:
@@ -82,7 +83,7 @@ def test_no_memory_for_its_keys(refuse: Refuse, write_model: WriteModel) -> None
     text = refuse(folder, folder, max_model_len=2500)
     assert "The KV cache for one request of 2500 tokens needs" in text
     assert "The draft model takes 0." in text
-    assert "384 bytes per token of this; leave --draft-model out" in text
+    assert "384 bytes per token of this; leave --speculation-method and --draft-model out" in text
 
 
 def test_an_architecture_that_the_runtime_does_not_run(refuse: Refuse, write_model: WriteModel, tmp_path: Path) -> None:

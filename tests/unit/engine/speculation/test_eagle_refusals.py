@@ -165,7 +165,7 @@ def test_several_ranks(changed: Callable[..., Path]) -> None:
     with pytest.raises(RuntimeFailure) as found:
         head_shard.resolve_head(config, target)
     assert found.value.reason is FailureReason.UNSUPPORTED_BY_RUNTIME
-    assert "--tensor-parallel-size 2; leave one of them out" in found.value.message
+    assert "--tensor-parallel-size 2; leave that out, or --speculation-method and --draft-model." in found.value.message
 
 
 def test_no_memory_for_its_weights(
@@ -173,7 +173,7 @@ def test_no_memory_for_its_weights(
 ) -> None:
     monkeypatch.setattr(draft_shard, "memory_limit_bytes", lambda: 110 << 10)
     text = refuse(changed(), FailureReason.OUT_OF_MEMORY)
-    assert text.endswith("are missing; give more memory, or leave the draft model out.")
+    assert text.endswith("are missing; give more memory, or leave --speculation-method and --draft-model out.")
 
 
 def test_no_memory_for_its_keys_and_states(
@@ -186,7 +186,7 @@ def test_no_memory_for_its_keys_and_states(
     with pytest.raises(RuntimeFailure) as found:
         make_engine(folder, speculation_method=method, draft_model=str(head), max_model_len=2500)
     assert "The KV cache for one request of 2500 tokens needs" in found.value.message
-    assert f"{6 * 8 * 4 + 48 * 4} bytes per token of this; leave --draft-model out" in found.value.message
+    assert f"{6 * 8 * 4 + 48 * 4} bytes per token of this; leave --speculation-method and" in found.value.message
 
 
 @pytest.mark.parametrize(

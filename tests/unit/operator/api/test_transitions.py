@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from millstream_operator.api.load import ManifestError
 from millstream_operator.api.model import ModelCache
 from millstream_operator.api.validation.transitions import TRANSITIONS, storage_bytes
 from tests.support.cel import evaluate
+from tests.support.llmdeployments import deployment
 
 Cache = dict[str, Any]
 BASE: Cache = {"size": "200Gi", "storageClassName": "fast", "accessMode": "ReadWriteMany"}
@@ -50,6 +52,20 @@ def test_what_no_volume_can_become_is_refused_by_both(name: str) -> None:
     (message,) = refused_by_python(old, new)
     assert refused_by_cel(old, new) == [message]
     assert said in message
+
+
+def test_a_spec_without_what_the_message_says_to_remove_is_accepted() -> None:
+    """`model.cache` alone cannot go: what is made into it needs it."""
+    model = {"source": {"local": {"path": "demo-chat"}}}
+    dataset = {"configMapRef": {"name": "calibration", "key": "data.jsonl"}}
+    draft = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
+    made = {"method": "AWQ", "calibration": dataset, "kvCache": "INT8"}
+    (message,) = refused_by_python(BASE, BASE | {"storageClassName": "slow"})
+    assert "quantization.calibration and speculation.tuning" in message
+    deployment(model=model | {"cache": BASE}, quantization=made, speculation=draft | {"tuning": {"dataset": dataset}})
+    with pytest.raises(ManifestError, match=r"model\.cache"):
+        deployment(model=model, quantization=made, speculation=draft)
+    deployment(model=model, quantization={"kvCache": "INT8"}, speculation=draft)
 
 
 SIZES = {"7": 7, "2k": 2000, "2Ki": 2048, "1Pi": 1 << 50, "3G": 3 * 10**9}

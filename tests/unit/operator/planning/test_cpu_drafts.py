@@ -101,7 +101,7 @@ def test_a_request_of_memory_covers_both() -> None:
             replace(SMALL, vocab_size=32000),
             {},
             "The draft's vocabulary of 32000 tokens is not the target's of 2048: name a smaller model with the "
-            "target's tokenizer, or leave speculation.draftModel out.",
+            "target's tokenizer, or leave speculation out.",
         ),
         (
             SMALL,

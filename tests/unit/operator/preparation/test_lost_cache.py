@@ -24,7 +24,7 @@ from tests.support.prepared_models import (
     records,
 )
 
-CLAIM = "demo-model-cache"
+CLAIM, LATER = "demo-model-cache", "2025-01-01T01:00:00Z"
 DRAFT: Manifest = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
 MADE: Manifest = {"model": LOCAL | CACHE, "quantization": CALIBRATED}
 TUNED: Manifest = {"model": LOCAL | CACHE, "speculation": DRAFT | {"tuning": {"dataset": dataset("traffic")}}}
@@ -35,6 +35,16 @@ def end_claim(operator: FakeOperator) -> None:
     """Somebody deletes the claim: it stays until the pods that mount it are gone."""
     ending = {"deletionTimestamp": "2025-01-01T00:00:00Z"}
     operator.cluster.edit(PERSISTENT_VOLUME_CLAIM, CLAIM, lambda live: live["metadata"].update(ending))
+
+
+async def at_work(command: str) -> FakeOperator:
+    """An operator whose Job with this command runs."""
+    operator = FakeOperator(world(manifest(**COMMANDS[command])))
+    while command not in commands(operator):
+        operator.cluster.run_jobs(answer_to)
+        operator.cluster.roll_out()
+        await operator.turn()
+    return operator
 
 
 async def settled(operator: FakeOperator) -> list[str]:
@@ -108,6 +118,7 @@ async def test_killed_at_any_write_the_model_is_made_again(after: bool) -> None:
         uid = operator.cluster.the(PERSISTENT_VOLUME_CLAIM, CLAIM)["metadata"]["uid"]
         (record,) = records(operator)
         assert record["metadata"]["annotations"][CACHE_UID_ANNOTATION] == uid, f"killed at write {at}"
+        assert operator.cluster.all(JOB) == [], f"killed at write {at}"
     assert at > 5
 
 
@@ -154,14 +165,11 @@ async def test_a_cache_that_is_deleted_while_its_model_is_judged_is_not_held_by_
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_what_is_made_into_a_cache_that_is_being_deleted_is_made_again(command: str) -> None:
-    operator = FakeOperator(world(manifest(**COMMANDS[command])))
-    while command not in commands(operator):
-        operator.cluster.run_jobs(answer_to)
-        operator.cluster.roll_out()
-        await operator.turn()
+    operator = await at_work(command)
     end_claim(operator)
     operator.cluster.run_jobs(answer_to)
     await operator.turn()
+    operator.cluster.collect_garbage()
     await operator.turn()
     operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
     assert command in await settled(operator)
@@ -169,3 +177,28 @@ async def test_what_is_made_into_a_cache_that_is_being_deleted_is_made_again(com
     uid = operator.cluster.the(PERSISTENT_VOLUME_CLAIM, CLAIM)["metadata"]["uid"]
     (record,) = records(operator)
     assert record["metadata"]["annotations"][CACHE_UID_ANNOTATION] == uid
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_claim_that_comes_while_a_job_fills_the_one_before_it_is_filled_too(command: str) -> None:
+    """`kubectl delete pvc`, and its finalizers taken away: the pod writes on into the volume that it has mounted."""
+    operator = await at_work(command)
+    operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+    operator.cluster.now = LATER
+    await operator.turn()
+    assert operator.cluster.get(PERSISTENT_VOLUME_CLAIM, CLAIM) is not None
+    operator.cluster.run_jobs(answer_to)
+    assert command in await settled(operator)
+    assert operator.condition("Ready")["status"] == "True"
+    assert len(records(operator)) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_claim_that_comes_before_the_pod_of_a_job_starts_is_filled_once(command: str) -> None:
+    operator = await at_work(command)
+    operator.cluster.remove(PERSISTENT_VOLUME_CLAIM, CLAIM)
+    operator.cluster.now = LATER
+    await operator.turn()
+    operator.cluster.run_jobs(answer_to, started=LATER)
+    assert command not in await settled(operator)
+    assert operator.condition("Ready")["status"] == "True"
