@@ -44,7 +44,7 @@ from millstream_runtime.quantize.output.packing import (
     output_bytes,
 )
 from millstream_runtime.quantize.output.work_folder import WorkFolder
-from millstream_runtime.quantize.settings import QuantizeSettings
+from millstream_runtime.quantize.settings import Method, QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
@@ -168,6 +168,15 @@ def _device(settings: QuantizeSettings) -> torch.device:
 
 
 def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:
+def judging_device(settings: QuantizeSettings) -> Device:
+    """Return where the result is compared with its base: where it was made, and GGUF, which no GPU computes, on a CPU.
+
+    Raises:
+        InvalidConfigError: there is no such device.
+    """
+    return Device.CPU if settings.method is Method.GGUF else Device(_device(settings).type)
+
+
     """Everything that the bytes of the weights follow from."""
     data = settings.calibration
     return {
@@ -219,7 +228,8 @@ def _judge(
         return None
     asked = ComparisonSettings(held_out, MAX_JUDGED_TOKENS, 100_000, NUM_WORST, 0, None, {})
     base, candidate = (
-        RuntimeConfig(model=str(folder), served_model_name="model", device=Device.CPU, enable_prefix_caching=False)
+    device = judging_device(settings)
+        RuntimeConfig(model=str(folder), served_model_name="model", device=device, enable_prefix_caching=False)
         for folder in (settings.model, work.model)
     )
     try:
@@ -228,7 +238,8 @@ def _judge(
         raise RuntimeFailure(
             failure.reason,
             f"The checkpoint is made but could not be compared with its base: {failure.message} Run the same command "
-            "again with --no-quality to take it as it is.",
+            "again with --no-quality to take it as it is"
+            + (", and judge it by `millstream quality --device cpu`." if device is Device.CUDA else "."),
         ) from None
     del report["date"]  # the same run gives the same file
     report["base"]["path"], report["candidate"]["path"] = settings.model.name, settings.out.name
