@@ -48,7 +48,7 @@ from millstream_runtime.quantize.settings import Method, QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-JOB_VERSION = 4  # changes when the same job gives other bytes
+JOB_VERSION = 5  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
 NUM_WORST = 3
 MAX_UNFIT_SHOWN = 12
@@ -111,6 +111,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
         if method.needs_data and data is not None:
             count, length = len(data.sequences), len(data.sequences[0])
             described["calibration"] = f"{count} sequences of {length} tokens, seed {settings.seed}"
+            described["FP8 KV cache"] = "static scales per layer"
         text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
         work.write_text(work.model / CARD_NAME, text)
         work.finish()
@@ -167,7 +168,6 @@ def _device(settings: QuantizeSettings) -> torch.device:
     return torch.device("cuda" if on_cuda else "cpu")
 
 
-def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:
 def judging_device(settings: QuantizeSettings) -> Device:
     """Return where the result is compared with its base: where it was made, and GGUF, which no GPU computes, on a CPU.
 
@@ -177,6 +177,7 @@ def judging_device(settings: QuantizeSettings) -> Device:
     return Device.CPU if settings.method is Method.GGUF else Device(_device(settings).type)
 
 
+def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:
     """Everything that the bytes of the weights follow from."""
     data = settings.calibration
     return {
@@ -227,8 +228,8 @@ def _judge(
     if held_out is None or not settings.with_quality:
         return None
     asked = ComparisonSettings(held_out, MAX_JUDGED_TOKENS, 100_000, NUM_WORST, 0, None, {})
-    base, candidate = (
     device = judging_device(settings)
+    base, candidate = (
         RuntimeConfig(model=str(folder), served_model_name="model", device=device, enable_prefix_caching=False)
         for folder in (settings.model, work.model)
     )
