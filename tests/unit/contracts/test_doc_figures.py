@@ -53,8 +53,12 @@ def test_the_benchmark_page_has_the_tables_of_the_server_results(tmp_path: Path)
 
 def test_the_quantization_page_has_the_tables_of_its_results() -> None:
     text = (ROOT / "docs/quantization.md").read_text(encoding="utf-8")
-    found = json.loads((RESULTS / "quantization_quality.json").read_text(encoding="utf-8"))
-    for table in ("methods_table", "domains_table", "outliers_table"):
+    found, kv_cache = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("quantization_quality", "kv_cache_formats")
+    )
+    assert quantization_tables.methods_table(found, kv_cache) in text
+    for table in ("domains_table", "outliers_table"):
         assert getattr(quantization_tables, table)(found) in text
 
 
