@@ -28,6 +28,7 @@ from typing import Any, cast
 from safetensors.torch import load_file, save_file
 
 from benchmarks import machine
+from benchmarks.kv_cache_formats import RESULT as KV_CACHE_RESULT
 from benchmarks.quantization_plot import svg
 from benchmarks.quantization_tables import goals, tables
 from hack.training.corpus.documents import SLICES, CorpusDocument, read_corpus
@@ -273,7 +274,7 @@ def main() -> None:
     found["goals"] = goals(found)
     RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     PICTURE.write_text(svg(found), encoding="utf-8")
-    print(tables(found))
+    print(tables(found, json.loads(KV_CACHE_RESULT.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

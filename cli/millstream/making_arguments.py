@@ -87,6 +87,7 @@ def run_resumable(make: Callable[[StageProgress], Made], out: Path, interrupted:
     """
     unwind_on_sigterm()
     progress = StageProgress()
+    progress.serve_in_a_pod()
     try:
         return make(progress)
     except KeyboardInterrupt:

@@ -50,9 +50,8 @@ from millstream_operator.leadership.election import Election, Timing
 from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
 from millstream_operator.listings import Listings
 from millstream_operator.metrics import OperatorMetrics, StateCollector
+from millstream_operator.probing.background_reports import BackgroundReports
 from millstream_operator.probing.derived_keys import DerivedKeys
-from millstream_operator.probing.drafting_reports import DraftingReports
-from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
 from millstream_operator.queue.priority import can_wait, was_applied
 from millstream_operator.queue.work_queue import WorkQueue
@@ -114,8 +113,7 @@ class Operator:
         self.events = EventQueue(self.client, self.queue.has_urgent)
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.api_servers = ApiServers(self.client, os.environ)
-        self.reports = PodReports(pods, self._enqueue, steady_seconds)
-        self.drafting = DraftingReports(pods, self._enqueue, steady_seconds)
+        self.reports = BackgroundReports(pods, self._enqueue, steady_seconds)
         self.calibration = self._new_calibration()
         self.reconciler = self._new_reconciler(access)
         self.elector: Elector | None = None
@@ -144,8 +142,9 @@ class Operator:
             access,
             self.settings.defaults,
             self.optional,
-            reports=self.reports,
-            drafting=self.drafting,
+            reports=self.reports.pods,
+            drafting=self.reports.drafting,
+            step_reports=self.reports.steps,
             facts=self.facts,
             room=self.facts.room,
             later=self._enqueue_after,
@@ -219,8 +218,7 @@ class Operator:
             asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
             asyncio.create_task(self.events.run(), name="Events"),
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
-            asyncio.create_task(self.reports.run(), name="pod reports"),
-            asyncio.create_task(self.drafting.run(), name="drafting reports"),
+            asyncio.create_task(self.reports.run(), name="reports of pods"),
             asyncio.create_task(self.calibration.load_forever(), name="calibration"),
             asyncio.create_task(self.watches.verify_forever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_forever(), name="facts"),
@@ -305,7 +303,6 @@ class Operator:
             log.warning("%s no longer leads and stands by", self.identity)
             self.queue.stand_by()
             self.reports.clear()
-            self.drafting.clear()
             # Every write has a time limit that ends before another replica can lead, so this wait is short.
             if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
                 raise WritesStillInFlight(f"{self.fence.in_flight} writes are still in flight after their time limit")

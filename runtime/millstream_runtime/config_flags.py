@@ -27,6 +27,7 @@ from millstream_runtime.errors import InvalidConfigError
 
 Value = TypeVar("Value", bound=StrEnum)
 _PREFIXES = "KMGT"
+_DRAFT_FIELDS = ("speculation_method", "draft_model", "max_draft_tokens", "draft_tree", "speculation_acceptance")
 _QUANTITY = re.compile("([0-9]{1,15}) ?([kKMGT])(i?)B?", re.ASCII)  # 4Gi, as Kubernetes writes it, 4GiB or 4 GB
 
 
@@ -183,3 +184,13 @@ def _to_switch(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text.lower() == "true"
+
+
+def draft_flags(config: RuntimeConfig) -> str:
+    """Return the flags that ask for drafts, as `--speculation-method and --draft-model`: what a refusal says to leave out.
+
+    One of them alone cannot go: a draft model without its method is refused, as is a method without its model.
+    """
+    defaults = {field.name: field.default for field in fields(RuntimeConfig)}
+    given = [f"--{name.replace('_', '-')}" for name in _DRAFT_FIELDS if getattr(config, name) != defaults[name]]
+    return " and ".join(filter(None, (", ".join(given[:-1]), given[-1]))) if given else ""

@@ -28,6 +28,7 @@ from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.probe_key import ProbeKeys
 from millstream_operator.probing.service_probe import NO_HEADERS, ServiceBusy, ServiceUnreachable
+from millstream_operator.probing.step_reports import StepReports
 from millstream_operator.queue.work_queue import RetryLater
 from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -203,6 +204,7 @@ class FakeOperator:
         self.pods, self.woken, self.seconds = FakePods(self.model), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         self.drafting = DraftingReports(self.pods, self.woken.append, lambda: self.seconds)
+        self.step_reports = StepReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
         self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes, node_pools=node_pools)
         self.facts.problem = None
@@ -218,6 +220,7 @@ class FakeOperator:
             now=lambda: self.now,
             reports=self.reports,
             drafting=self.drafting,
+            step_reports=self.step_reports,
             facts=self.facts,
             room=self.facts.room,
             later=later,
@@ -261,6 +264,7 @@ class FakeOperator:
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         await self.reports.poll_due()
         await self.drafting.poll_due()
+        await self.step_reports.poll_due()
 
     async def inspect(self) -> None:
         """One turn, and one more when the model was inspected."""

@@ -151,3 +151,33 @@ def logits_of(
         attention = TorchAttention(cache, positions, [chunk])
         logits.append(model.logits(model.forward(torch.tensor(prompt[start:stop]), positions + offset, attention)))
     return torch.cat(logits)
+
+
+@torch.inference_mode()
+def greedy_in_company(
+    folder: Path, prompts: list[list[int]], new_tokens: int, ranks: Ranks = SINGLE_PROCESS
+) -> torch.Tensor:
+    """Greedy answers `[prompts, new_tokens]`, all prompts in each step, in float32 with packed weights; of rank 0."""
+    dtype, device = torch.float32, torch.device("cpu")
+    config = load_model_config(folder)
+    model = load_model(config, folder, dtype, device, ranks)
+    num_blocks = -(-(max(map(len, prompts)) + new_tokens) // BLOCK_SIZE_TOKENS)
+    cache = KVCache(rank_config(config, ranks), num_blocks * len(prompts), BLOCK_SIZE_TOKENS, dtype, device)
+    known, given = [list(one) for one in prompts], [list(one) for one in prompts]
+    answers = torch.zeros(len(prompts), new_tokens, dtype=torch.long)
+    for number in range(new_tokens):
+        positions = [torch.arange(len(ids) - len(new), len(ids)) for ids, new in zip(known, given, strict=True)]
+        slots = [one + place * num_blocks * BLOCK_SIZE_TOKENS for place, one in enumerate(positions)]
+        chunks = [
+            AttentionChunk(len(new), len(ids), range(place * num_blocks, (place + 1) * num_blocks), is_contiguous=True)
+            for place, (ids, new) in enumerate(zip(known, given, strict=True))
+        ]
+        tokens = torch.tensor([token for new in given for token in new])
+        residual = model.forward(tokens, torch.cat(positions), TorchAttention(cache, torch.cat(slots), chunks))
+        logits = model.logits(residual[torch.tensor([len(new) for new in given]).cumsum(0) - 1])
+        if ranks.rank == 0:
+            answers[:, number] = logits.argmax(1)
+        ranks.broadcast(answers)
+        given = answers[:, number : number + 1].tolist()
+        known = [ids + new for ids, new in zip(known, given, strict=True)]
+    return answers

@@ -22,9 +22,7 @@ from millstream.termination import choose_termination_log, unwind_on_sigterm, wr
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.sources.fetch import DEFAULT_PARALLEL, MAX_PARALLEL, FetchOptions, fetch, human_summary
 from millstream_runtime.sources.progress import DownloadProgress
-from millstream_runtime.sources.progress_server import serve_progress
-
-PROGRESS_PORT = 8000  # `/ready` of the pod, as the operator knows it
+from millstream_runtime.sources.progress_server import PORT, serve_progress
 
 
 def run(argv: Sequence[str]) -> int:
@@ -71,4 +69,4 @@ def run(argv: Sequence[str]) -> int:
 def _report_in_a_pod(progress: DownloadProgress) -> None:
     """Let the operator see the bytes, at the port at which the runtime will answer."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        serve_progress(progress, PROGRESS_PORT)
+        serve_progress(progress, PORT)

@@ -53,6 +53,7 @@ def run(argv: Sequence[str]) -> int:
     from millstream_runtime.quality.summary import summary
 
     progress = StageProgress()
+    progress.serve_in_a_pod()
     try:
         report = compare(base, candidate, settings, partial(progress, "quality"))
     finally:

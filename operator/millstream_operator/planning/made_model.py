@@ -21,7 +21,13 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.sizing.weights import NF4_BLOCK, linear_bytes, weight_format
+from millstream_operator.planning.sizing.weights import (
+    NF4_BLOCK,
+    inputs_of_modules,
+    inputs_per_output,
+    linear_bytes,
+    weight_format,
+)
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
 
 QUANTIZED_FOLDER = "quantized"
@@ -30,6 +36,7 @@ GROUP_SIZES = (128, 64, 32)  # tried in this order by `millstream quantize`
 # spec.quantization.method -> what `millstream quantize` writes: RTN is written as AWQ.
 STORED_AS: Mapping[str, str] = {"RTN": "AWQ"} | {one: one for one in ("AWQ", "GPTQ", "INT8", "FP8", "NF4", "GGUF")}
 BITS = {"AWQ": 4, "GPTQ": 4, "INT8": 8, "FP8": 8, "NF4": 4, "GGUF": 4}
+GROUP_INDEX_BYTES = 4  # of an input, in GPTQ's files
 GGUF_TYPE = "Q4_K"  # of `millstream quantize --method gguf`
 GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # that it writes
 
@@ -150,12 +157,18 @@ def _gguf_problem(shape: ModelShape) -> str | None:
 
 
 def weights_file_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a checkpoint's tensors: packed linear layers, the rest as in the source."""
+    """Return the bytes of a checkpoint's tensors: packed linear layers, the rest as in the source.
+
+    Files hold what memory does not: GPTQ's `g_idx`, which numbers the group of each input, in any order of inputs.
+    """
     if shape.quantization is None:
         return shape.parameters.total * shape.weight_bytes
+    method = shape.quantization.method
     quantized = shape.parameters.linear - shape.unquantized_parameters
     rest_bytes = (shape.parameters.total - quantized) * shape.weight_bytes
-    return rest_bytes + linear_bytes(quantized, weight_format(shape, shape.quantization.method))
+    stored = replace(weight_format(shape, method), inputs_per_output=inputs_per_output(shape))
+    index_bytes = GROUP_INDEX_BYTES * inputs_of_modules(shape) if method == "GPTQ" else 0
+    return rest_bytes + linear_bytes(quantized, stored) + index_bytes
 
 
 def _group_size(shape: ModelShape) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.optimization import GateMode
@@ -21,6 +21,7 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.job_attempts import JobWork
 from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import POD
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.made_model import as_made, weights_file_bytes
 from millstream_operator.planning.plan import Plan
@@ -65,6 +66,14 @@ class Prepared:
 NOTHING_PREPARED = Prepared()  # the spec asks for nothing
 
 
+class PodProgress(Protocol):
+    """Who asks the pod of a Job how far it is: see `probing.step_reports`."""
+
+    def follow(self, key: OwnerKey, pod: Manifest | None) -> None: ...
+
+    def of(self, key: OwnerKey) -> str | None: ...
+
+
 class Preparer:
     """Makes and judges an owner's model, for the reconciler."""
 
@@ -76,7 +85,9 @@ class Preparer:
         now: Callable[[], str],
         volume_checks: VolumeChecks,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        reports: PodProgress | None = None,
     ) -> None:
+        self._index, self._reports = index, reports
         self._pod_defaults, self._volume_checks = pod_defaults, volume_checks
         self._steps = StepRunner(children, index, now, surroundings, PREPARER)
 
@@ -102,12 +113,15 @@ class Preparer:
             decisions.append(step_messages.judged(answer, plan.model_path))
             gate = gate_of(owner)
             if not has_passed(answer) and (gate is None or gate.mode is not GateMode.OBSERVE):
+                self._follow(key, None)
                 raise NotPrepared(step_messages.gate_failed(owner, answer), plan.status_plan(), None, decisions)
             quality = step_messages.gate_in_words(answer)
+        self._follow(key, None)  # all steps have an answer
         return Prepared(quality, tuple(decisions))
 
     async def stop(self, owner: LLMDeployment, key: OwnerKey) -> None:
         """Delete the Jobs of an older spec: the new one asks for nothing."""
+        self._follow(key, None)
         await self._steps.stop(owner, key)
 
     async def known(self, owner: LLMDeployment, key: OwnerKey, path: str, revision: str | None) -> Prepared:
@@ -118,6 +132,7 @@ class Preparer:
         `path`, `revision`: of its plan.
         """
         steps = steps_of(owner, path, revision)
+        self._follow(key, None)
         await self._steps.stop(owner, key)
         gates = [one for one in steps if one.kind is StepKind.JUDGE]
         if not gates:
@@ -132,6 +147,10 @@ class Preparer:
         """
         steps = steps_of(owner, path, revision)
         return any(self._steps.is_made_again(owner, key, one) for one in steps if one.kind is StepKind.QUANTIZE)
+
+    def _follow(self, key: OwnerKey, pod: Manifest | None) -> None:
+        if self._reports is not None:
+            self._reports.follow(key, pod)
 
     async def _answer(
         self,
@@ -149,7 +168,9 @@ class Preparer:
             return preparation_job(owner, step, plan, source, self._pod_defaults, number)
 
         def work_of(jobs: Sequence[Manifest]) -> JobWork:
-            return step_messages.work_of(owner, steps, step, jobs)
+            self._follow(key, running_pod(self._index.children(key, POD), step, jobs))
+            progress = self._reports.of(key) if self._reports is not None else None
+            return step_messages.work_of(owner, steps, step, jobs, progress)
 
         state = await self._steps.run(owner, key, step, attempt, work_of)
         if state.answer is not None:
@@ -163,6 +184,18 @@ class Preparer:
         problem = state.problem if is_under_way else step_messages.failed(owner, step, state.problem)
         announced = [*decisions, step_messages.started(owner, step, plan.model_path)]
         raise NotPrepared(problem, plan.status_plan(), state.recheck_seconds, announced)
+
+
+def running_pod(pods: Sequence[Manifest], step: Step, jobs: Sequence[Manifest]) -> Manifest | None:
+    """Return the pod of one of the Jobs in which the step's container runs."""
+    uids = {job["metadata"].get("uid") for job in jobs}
+    for pod in pods:
+        owners = {reference.get("uid") for reference in pod["metadata"].get("ownerReferences") or ()}
+        statuses = pod.get("status", {}).get("containerStatuses") or ()
+        runs = any(one.get("name") == step.kind.container and "running" in one.get("state", {}) for one in statuses)
+        if runs and uids & owners:
+            return pod
+    return None
 
 
 def _predicted_bytes(owner: LLMDeployment, source: InspectedModel | None) -> int | None:

@@ -26,15 +26,18 @@ MEMORY_FIX = "Raise podTemplate.spec.containers[runtime].resources.limits.memory
 OLD_PODS = "Pods of an earlier revision, if any, keep serving."
 
 
-def work_of(owner: LLMDeployment, steps: Sequence[Step], step: Step, jobs: Sequence[Manifest]) -> JobWork:
-    """Return what the Jobs of a step do, in the words of the status."""
+def work_of(
+    owner: LLMDeployment, steps: Sequence[Step], step: Step, jobs: Sequence[Manifest], progress: str | None = None
+) -> JobWork:
+    """Return what the Jobs of a step do, in the words of the status. `progress`: how far, in words, where known."""
     quantizes = step.kind is StepKind.QUANTIZE
+    how_far = f": {progress}" if progress is not None else ""
     return JobWork(
         container=step.kind.container,
         what="Quantizing the model" if quantizes else "Judging the model",
         under_way=Diagnosis(
             Reason.QUANTIZING if quantizes else Reason.JUDGING_QUALITY,
-            f"Step {steps.index(step) + 1} of {len(steps)}: {_doing(owner, step)}{since(jobs)}.",
+            f"Step {steps.index(step) + 1} of {len(steps)}: {_doing(owner, step)}{since(jobs)}{how_far}.",
             OLD_PODS,
         ),
         failure=Reason.PREPARATION_FAILED,

@@ -43,6 +43,7 @@ from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.pod_traffic import TrafficReader
 from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
+from millstream_operator.probing.step_reports import StepReports
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
 from millstream_operator.reconciling.budget import hold_to_budget
@@ -99,8 +100,9 @@ class Reconciler:
         calibration: CalibrationStore | None = None,
         workloads: Workload = DEPLOYMENTS,
         drafting: DraftingReports | None = None,
+        step_reports: StepReports | None = None,
     ) -> None:
-        self._drafting = drafting
+        self._drafting, self._step_reports = drafting, step_reports
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
         self._now, self._later = now, later
         self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
@@ -112,7 +114,7 @@ class Reconciler:
         inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer, workloads)
-        preparer = Preparer(self._children, index, defaults.pods, now, self._volume_checks, surroundings)
+        preparer = Preparer(self._children, index, defaults.pods, now, self._volume_checks, surroundings, step_reports)
         tuner = DraftTuner(self._children, index, defaults.pods, now, surroundings)
         self._plan = PlanStage(self.pinning, inspector, preparer, tuner)
         self._apply = ApplyStage(
@@ -131,6 +133,8 @@ class Reconciler:
             self._reports.follow(key, ())
             if self._drafting is not None:
                 self._drafting.follow(key, "", ())
+            if self._step_reports is not None:
+                self._step_reports.follow(key, None)
             self._shared.forget(key)
             return  # the garbage collector deletes its children by their owner references
         try:

@@ -20,10 +20,13 @@ from pydantic import Field, field_validator
 from millstream_operator.api.access import IPBlock, LabelSelector, Network, NetworkMode, NetworkPeer
 from millstream_operator.api.base import ApiModel
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.made_model import made_method
 from millstream_operator.planning.requires import usable_draft
 from millstream_operator.rendering.closed_addresses import ApiServer, shielded
 from millstream_operator.rendering.model_source import downloads
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, HTTP_PORT_NAME, child
+from millstream_operator.rendering.preparation_job import gate_of
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT
 from millstream_runtime.config import CAPABILITIES, Capabilities
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -90,7 +93,7 @@ def network_policy(
     }
     if ingress:
         admitted = [*_operator(operator_namespace), *map(_plain, ingress)]
-        spec["ingress"] = [{"from": admitted, "ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}]
+        spec["ingress"] = [{"from": admitted, "ports": [{"port": _port(owner), "protocol": "TCP"}]}]
     return child(owner, "networking.k8s.io/v1", "NetworkPolicy") | {"spec": spec}
 
 
@@ -103,6 +106,12 @@ def spec_downloads(owner: LLMDeployment, runtime: Capabilities = CAPABILITIES) -
     gate = owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
     sources = (owner.spec.model.source, draft, gate.base if gate is not None else None)
     return any(downloads(source) for source in sources if source is not None)
+
+
+def _port(owner: LLMDeployment) -> str | int:
+    """By number where Jobs make or judge the model: their pods answer there, too, and name no port."""
+    has_jobs = made_method(owner.spec) is not None or gate_of(owner) is not None
+    return RUNTIME_PORT if has_jobs else HTTP_PORT_NAME
 
 
 def _egress(

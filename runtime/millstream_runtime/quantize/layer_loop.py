@@ -18,8 +18,9 @@ from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.quantize.calibration import CalibrationData
 from millstream_runtime.quantize.layers.hidden_states import HiddenStates
 from millstream_runtime.quantize.layers.layer_calibration import LayerCalibration
-from millstream_runtime.quantize.layers.layer_run import embed
+from millstream_runtime.quantize.layers.layer_run import LargestInCache, embed
 from millstream_runtime.quantize.methods.layer_method import LayerJob, LayerMethod, stored_names
+from millstream_runtime.quantize.output.kv_scales import kv_scales
 from millstream_runtime.quantize.output.packing import ModuleChoice
 from millstream_runtime.quantize.output.safetensors_file import TORCH_DTYPES, TensorInFile
 from millstream_runtime.quantize.output.work_folder import WorkFolder
@@ -75,16 +76,34 @@ class LayerLoop:
         stored = {name: TORCH_DTYPES[source.tensors[name].dtype] for name in tensors}
         job = LayerJob(layer, groups, tensors, stored, calibration, lambda share: on_share(FIRST_PASS * share))
         made = self._method.quantize(job)
-        if calibration is not None and number + 1 < len(source.outline.layers):
-            outputs = calibration.outputs(
-                tensors, lambda share: on_share(SECOND_PASS_BEGINS + (1 - SECOND_PASS_BEGINS) * share)
-            )
-            work.write(work.hidden(number + 1), partial(_write, self._shape(sequences), outputs))
+        scales: dict[str, Tensor] = {}
+        if calibration is not None:
+            scales = self._run_quantized(number, calibration, tensors, self._shape(sequences), on_share)
         names = [name for name in stored_names(layer, groups, source.tensors) if name not in made.changed]
         kept: dict[str, Tensor | TensorInFile] = {name: source.tensors[name] for name in names}
         changed = {name: tensors[name].to(stored[name]) for name in made.changed}
-        work.write_shard(number + 1, kept | changed | made.packed)
+        work.write_shard(number + 1, kept | changed | made.packed | scales)
         work.hidden(number).unlink(missing_ok=True)
+
+    def _run_quantized(
+        self,
+        number: int,
+        calibration: LayerCalibration,
+        tensors: dict[str, Tensor],
+        shape: HiddenStates,
+        on_share: Callable[[float], None],
+    ) -> dict[str, Tensor]:
+        """Run the layer as it was quantized: write the hidden states of the next, return the scales of its KV cache."""
+        largest = LargestInCache()
+        outputs = calibration.outputs(
+            tensors, lambda share: on_share(SECOND_PASS_BEGINS + (1 - SECOND_PASS_BEGINS) * share), largest
+        )
+        if number + 1 < len(self._source.outline.layers):
+            self._work.write(self._work.hidden(number + 1), partial(_write, shape, outputs))
+        else:
+            for _ in outputs:
+                pass
+        return kv_scales(self._source.outline.layers[number].prefix, largest)
 
     def _require_hidden(self, number: int, sequences: Sequence[Sequence[int]]) -> None:
         """Those before the first layer are made here; the others by the layer before."""

@@ -44,11 +44,11 @@ from millstream_runtime.quantize.output.packing import (
     output_bytes,
 )
 from millstream_runtime.quantize.output.work_folder import WorkFolder
-from millstream_runtime.quantize.settings import QuantizeSettings
+from millstream_runtime.quantize.settings import Method, QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-JOB_VERSION = 4  # changes when the same job gives other bytes
+JOB_VERSION = 5  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
 NUM_WORST = 3
 MAX_UNFIT_SHOWN = 12
@@ -111,6 +111,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
         if method.needs_data and data is not None:
             count, length = len(data.sequences), len(data.sequences[0])
             described["calibration"] = f"{count} sequences of {length} tokens, seed {settings.seed}"
+            described["FP8 KV cache"] = "static scales per layer"
         text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
         work.write_text(work.model / CARD_NAME, text)
         work.finish()
@@ -167,6 +168,15 @@ def _device(settings: QuantizeSettings) -> torch.device:
     return torch.device("cuda" if on_cuda else "cpu")
 
 
+def judging_device(settings: QuantizeSettings) -> Device:
+    """Return where the result is compared with its base: where it was made, and GGUF, which no GPU computes, on a CPU.
+
+    Raises:
+        InvalidConfigError: there is no such device.
+    """
+    return Device.CPU if settings.method is Method.GGUF else Device(_device(settings).type)
+
+
 def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:
     """Everything that the bytes of the weights follow from."""
     data = settings.calibration
@@ -218,8 +228,9 @@ def _judge(
     if held_out is None or not settings.with_quality:
         return None
     asked = ComparisonSettings(held_out, MAX_JUDGED_TOKENS, 100_000, NUM_WORST, 0, None, {})
+    device = judging_device(settings)
     base, candidate = (
-        RuntimeConfig(model=str(folder), served_model_name="model", device=Device.CPU, enable_prefix_caching=False)
+        RuntimeConfig(model=str(folder), served_model_name="model", device=device, enable_prefix_caching=False)
         for folder in (settings.model, work.model)
     )
     try:
@@ -228,7 +239,8 @@ def _judge(
         raise RuntimeFailure(
             failure.reason,
             f"The checkpoint is made but could not be compared with its base: {failure.message} Run the same command "
-            "again with --no-quality to take it as it is.",
+            "again with --no-quality to take it as it is"
+            + (", and judge it by `millstream quality --device cpu`." if device is Device.CUDA else "."),
         ) from None
     del report["date"]  # the same run gives the same file
     report["base"]["path"], report["candidate"]["path"] = settings.model.name, settings.out.name

@@ -51,10 +51,28 @@ def test_the_benchmark_page_has_the_tables_of_the_server_results(tmp_path: Path)
     assert page.read_text(encoding="utf-8") == committed, "run `python -m benchmarks.servers --tables`"
 
 
+def test_the_quantization_page_gives_what_bounds_8_bit_activations() -> None:
+    text = " ".join((ROOT / "docs/quantization.md").read_text(encoding="utf-8").split())
+    decodes = json.loads((RESULTS / "quantized_decodes.json").read_text(encoding="utf-8"))["decodes"]
+    with_rest, of_products = [], []
+    for one in (decode for decode in decodes if decode["requests"] in (1, 16)):
+        step_ms, products = one["step_milliseconds"]["16 bit"], one["product_milliseconds"]
+        base_ms, w8a8_ms = products["16 bit"], products["INT8 (W8A8)"]
+        assert f"{w8a8_ms:.1f} ms" in text
+        assert f"{base_ms:.1f} of {step_ms:.1f} ms" in text
+        with_rest.append(f"{step_ms / (step_ms - base_ms + w8a8_ms):.2f}")
+        of_products.append(f"{base_ms / w8a8_ms:.2f}")
+    assert f"{' and '.join(with_rest)} times as fast, and without any rest {' and '.join(of_products)} times" in text
+
+
 def test_the_quantization_page_has_the_tables_of_its_results() -> None:
     text = (ROOT / "docs/quantization.md").read_text(encoding="utf-8")
-    found = json.loads((RESULTS / "quantization_quality.json").read_text(encoding="utf-8"))
-    for table in ("methods_table", "domains_table", "outliers_table"):
+    found, kv_cache = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("quantization_quality", "kv_cache_formats")
+    )
+    assert quantization_tables.methods_table(found, kv_cache) in text
+    for table in ("domains_table", "outliers_table"):
         assert getattr(quantization_tables, table)(found) in text
 
 

@@ -59,23 +59,32 @@ def load(folder: Path) -> ScoredModel:
     return ScoredModel(RuntimeConfig(model=str(folder), served_model_name="m", device=Device.CPU, max_model_len=512))
 
 
+def mean_kl(base: ScoredModel, candidate: Weights, documents: list[TokenizedDocument], folder: Path) -> float:
+    """Of the demo model with these weights; `folder` is made."""
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    weights = {key: value.contiguous() for key, value in candidate.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model = load(folder)
+    return float(np.concatenate([score(base, model, one).kl for one in documents]).mean())
+
+
 def test_the_function_stays_and_plain_rounding_gets_worse(documents: list[TokenizedDocument], tmp_path: Path) -> None:
     base, weights = load(DEMO), load_file(DEMO / "model.safetensors")
-
-    def mean_kl(name: str, candidate: Weights) -> float:
-        folder = tmp_path / name
-        shutil.copytree(DEMO, folder)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-        save_file(
-            {key: value.contiguous() for key, value in candidate.items()},
-            folder / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        model = load(folder)
-        return float(np.concatenate([score(base, model, one).kl for one in documents]).mean())
-
     transplanted = transplant_outliers(weights)
-    assert mean_kl("same", transplanted) < 1e-9
-    plain = mean_kl("plain", rounded_to_4_bits(weights))
-    assert mean_kl("outliers", rounded_to_4_bits(transplanted)) > 5 * plain
+    assert mean_kl(base, transplanted, documents, tmp_path / "same") < 1e-9
+    plain = mean_kl(base, rounded_to_4_bits(weights), documents, tmp_path / "plain")
+    assert mean_kl(base, rounded_to_4_bits(transplanted), documents, tmp_path / "outliers") > 5 * plain
+
+
+def test_on_text_that_is_not_recited_rounding_gets_worse_within_bounds(tmp_path: Path) -> None:
+    """12 to 14 times in each slice, as docs/quantization.md says; more would be no model of large models any more."""
+    lines = [json.loads(line) for line in (DEMO.parent / "held_out.jsonl").read_text().splitlines()]
+    data = [line for name in ("prose", "code", "chat") for line in [one for one in lines if one["slice"] == name][:2]]
+    held_out = read_documents(write_data(tmp_path / "held_out.jsonl", data))
+    documents = tokenize(held_out, Tokenizer.from_folder(DEMO), frozenset(), 512)
+    base, weights = load(DEMO), load_file(DEMO / "model.safetensors")
+    plain = mean_kl(base, rounded_to_4_bits(weights), documents, tmp_path / "plain")
+    worse = mean_kl(base, rounded_to_4_bits(transplant_outliers(weights)), documents, tmp_path / "outliers")
+    assert 5 * plain < worse < 20 * plain

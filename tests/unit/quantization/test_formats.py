@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from tests.support.family_cases import CASES, dense
 from tests.support.quantized_checkpoints import Packer, awq, gptq, quantized
 from tests.support.scaled_checkpoints import fp8, int8, packed_integers
 from tests.support.thread_ranks import on_ranks
-from tests.support.tiny_families import engine_answers, make_engine, model_logits, prompts_of, write_family
+from tests.support.tiny_families import (
+    engine_answers,
+    greedy_in_company,
+    make_engine,
+    model_logits,
+    prompts_of,
+    write_family,
+)
 
 CPU = torch.device("cpu")
 # Shares of two ranks are whole packed words, and those of down_proj (48 of 96) end within a group of 32.
@@ -119,7 +127,8 @@ SEVERAL = (
     *("awq", "gptq", "gptq-act-order", "fp8-tensor", "fp8-block", "bitsandbytes-int8", "nf4-double"),
     "ct-int4-act-order",
 )
-BY_BFLOAT16 = ("awq",)  # in float32 with room: values in `test_int4_activations`
+# In float32 with room: values in `test_int4_activations`.
+BY_BFLOAT16 = ("awq", "gptq", "gptq-v1-zeros", "gptq-v2-zeros", "ct-int4", "ct-int4-asymmetric", "ct-int4-act-order")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,16 +184,18 @@ def test_every_kind_of_layer_is_loaded(family: str, name: str, folders: Folders)
     torch.testing.assert_close(model_logits(packed, prompt, 13), model_logits(dequantized, prompt, 13))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", SEVERAL)
-def test_two_ranks_compute_what_one_computes(name: str, family: str, folders: Folders) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*product(FAMILIES, SEVERAL), *(("llama", name) for name in FORMATS if name not in SEVERAL)],
+)
+def test_two_ranks_compute_what_one_computes(family: str, name: str, folders: Folders) -> None:
     packed, _ = folders.written(family, name)
     [prompt] = prompts_of([29])
     shared = on_ranks(2, lambda ranks: model_logits(packed, prompt, 13, ranks=ranks))
     torch.testing.assert_close(shared, model_logits(packed, prompt, 13), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-act-order", "fp8-block", "nf4", "ct-w8a8"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders) -> None:
     packed, dequantized = folders.written("llama", name)
     prompts = prompts_of([3, 17, 31, 40])
@@ -193,6 +204,20 @@ def test_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders)
     assert [engine_answers(engine, [prompt], 12)[0] for prompt in prompts] == together
     if name not in BY_BFLOAT16:
         assert together == engine_answers(make_engine(dequantized), prompts, 12)
+    # Without room for another form of the weights, packed ones round nothing more.
+    assert torch.equal(greedy_in_company(packed, prompts, 12), greedy_in_company(dequantized, prompts, 12))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith("act-order")])
+def test_on_two_ranks_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders) -> None:
+    """The second rank's share of `down_proj` begins within a group of 32, whose inputs lie in any order."""
+    packed, dequantized = folders.written("llama", name)
+    prompts = prompts_of([3, 17, 31])
+    together = on_ranks(2, lambda ranks: greedy_in_company(packed, prompts, 8, ranks))
+    for place, prompt in enumerate(prompts):
+        alone = on_ranks(2, lambda ranks, prompt=prompt: greedy_in_company(packed, [prompt], 8, ranks))
+        assert alone.tolist() == together[place : place + 1].tolist()
+    assert together.tolist() == greedy_in_company(dequantized, prompts, 8).tolist()
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "gptq-act-order", "gptq-8bit", "ct-int4", "ct-w8a8"])

@@ -19,7 +19,7 @@ from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.gguf.header import read_gguf_file
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quantize.output.gguf_metadata import ARCHITECTURE_OF
-from millstream_runtime.quantize.settings import GGUF_TYPES
+from millstream_runtime.quantize.settings import GGUF_TYPES, Method
 from tests.support.family_cases import CASES
 from tests.support.llmdeployments import deployment
 from tests.support.thread_ranks import on_ranks
@@ -227,10 +227,10 @@ def test_its_own_held_out_documents_judge(tiny: Path, data: Path, tmp_path: Path
     assert (found["figures"]["slice"], found["figures"]["num_documents"]) == ("mine", 25)
 
 
-@pytest.mark.parametrize("method", ["nf4", "gguf"])
-def test_the_operator_predicts_the_bytes_of_formats_that_need_no_data(method: str, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "made"
-    assert quantize(DEMO, out, f"--method={method}", f"--calibration={data}", "--no-quality") == 0
+@pytest.mark.parametrize("method", Method)
+def test_the_operator_predicts_the_bytes_of_the_files(method: str, tmp_path: Path) -> None:
+    out, data = tmp_path / "made", DEMO.parent / "held_out.jsonl"
+    assert quantize(DEMO, out, f"--method={method}", f"--calibration={data}", *FEW, "--no-quality") == 0
     files = [path for path in out.iterdir() if path.suffix in (".safetensors", ".gguf")]
     headers = [read_gguf_file(path).num_bytes for path in files if path.suffix == ".gguf"]  # with the vocabulary
     found_bytes = sum(path.stat().st_size for path in files) - sum(headers)
@@ -277,7 +277,7 @@ def test_in_a_pod_the_bytes_are_the_termination_message_and_what_the_operator_pr
     ).spec
     shape = as_made(spec, Facts(read_shape(json.loads((tiny / "config.json").read_text())))).shape
     assert shape is not None
-    # What a plan leaves out weighs more with 64 inputs than with 4096: the header, GPTQ's index, scales of outputs.
+    # What a plan leaves out weighs more with 64 inputs than with 4096: the header.
     assert answer["weights_bytes"] == pytest.approx(weights_file_bytes(shape), rel=0.1)
     log.write_text("")
     assert quantize(tiny, out, *flags) == 0, "an attempt whose answer was lost is made up for"

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from millstream_runtime.config import SpeculationMethod
-from millstream_runtime.draft_flags import draft_flags
+from millstream_runtime.config_flags import draft_flags
 from tests.support.runtime_args import from_args
 
 GIVEN = {

@@ -6,11 +6,10 @@ import json
 import urllib.error
 import urllib.request
 
-from millstream.commands.fetch import PROGRESS_PORT
 from millstream_operator.probing.boot_report import read_boot_report
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT
 from millstream_runtime.sources.progress import DownloadProgress
-from millstream_runtime.sources.progress_server import serve_progress
+from millstream_runtime.sources.progress_server import PORT, serve_progress
 
 
 def asked(port: int) -> tuple[int, object]:
@@ -31,7 +30,7 @@ def test_the_bytes_that_arrived_are_answered() -> None:
     try:
         status, body = asked(server.server_address[1])
         report = read_boot_report(body)
-        assert (status, PROGRESS_PORT) == (503, RUNTIME_PORT)
+        assert (status, PORT) == (503, RUNTIME_PORT)
         assert report is not None
         assert (report.phase, report.done_bytes) == ("Downloading", 42)
         progress.add(8)

@@ -59,6 +59,16 @@ def test_the_card_and_the_evaluation_agree() -> None:
     assert f"**{measured['draft_agreement_percent']:.1f} %**" in (MODELS / "demo-draft" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("name", "least", "most"), [("prose", 40, 75), ("chat", 40, 75), ("code", 25, 40)])
+def test_the_draft_agrees_as_often_as_documented(name: str, least: float, most: float) -> None:
+    """On text that training never saw: seldom enough that drafts can fail, and less on code, which it never read."""
+    measured = json.loads((MODELS / "demo-chat" / "evaluation.json").read_text())["slices"][name]
+    assert least <= measured["agreement_percent"] <= most
+    page = (MODELS.parent / "docs" / "demo-model.md").read_text()
+    perplexities = f"{measured['target_perplexity']:.1f} | {measured['draft_perplexity']:.1f}"
+    assert f"| `{name}` | {perplexities} | {measured['agreement_percent']:.1f} % |" in page
+
+
 def test_the_recorded_evaluation_is_that_of_these_weights(target: tuple[LlamaForCausalLM, Tokenizer]) -> None:
     draft, _ = load(MODELS / "demo-draft")
     sample = knowledge.load()[::16]

@@ -14,7 +14,7 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, draft_token_bytes, kv_bytes_per_token
-from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
+from millstream_operator.planning.sizing.weights import inputs_per_output, linear_bytes, weight_format
 
 CPU_MEMORY_LIMIT = "4Gi"
 POOL_SHARE_PERCENT = 30
@@ -73,19 +73,8 @@ def cpu_weights_bytes(shape: ModelShape) -> int:
     if shape.quantization is None:
         return total_bytes
     quantized = shape.parameters.linear - shape.unquantized_parameters - shape.dequantized_parameters
-    stored = replace(weight_format(shape, shape.quantization.method), inputs_per_output=_inputs_per_output(shape))
+    stored = replace(weight_format(shape, shape.quantization.method), inputs_per_output=inputs_per_output(shape))
     return total_bytes - quantized * FLOAT32_BYTES + linear_bytes(quantized, stored)
-
-
-def _inputs_per_output(shape: ModelShape) -> int:
-    """Of the linear modules, the mean: an attention's read the hidden states, two of three of an MLP do, too."""
-    hidden, parameters = shape.hidden_size, shape.parameters
-    outputs = parameters.attention / hidden
-    if shape.intermediate_sizes:
-        dense, routed = shape.intermediate_sizes[0], shape.intermediate_sizes[-1]
-        for weights, width in ((parameters.mlp, dense), (parameters.experts, routed)):
-            outputs += weights * (2 * width + hidden) / (3 * width * hidden)
-    return max(1, round(parameters.linear / outputs))
 
 
 def cpu_memory(

@@ -73,6 +73,33 @@ def linear_bytes(parameters: int, stored: WeightFormat) -> int:
     return weights
 
 
+def inputs_per_output(shape: ModelShape) -> int:
+    """Return the inputs of a linear module, the mean over all outputs: an attention's modules read the hidden states,
+    two of three of an MLP do, too."""
+    hidden, parameters = shape.hidden_size, shape.parameters
+    outputs = parameters.attention / hidden
+    for weights, width in _mlp_weights(shape):
+        outputs += weights * (2 * width + hidden) / (3 * width * hidden)
+    return max(1, round(parameters.linear / outputs))
+
+
+def inputs_of_modules(shape: ModelShape) -> int:
+    """Return the inputs of all linear modules, of each module its own: what GPTQ's `g_idx` has a number for."""
+    hidden = shape.hidden_size
+    inputs = shape.num_layers * (3 * hidden + shape.num_heads * shape.head_size)
+    return inputs + sum(
+        weights // (3 * width * hidden) * (2 * hidden + width) for weights, width in _mlp_weights(shape)
+    )
+
+
+def _mlp_weights(shape: ModelShape) -> list[tuple[int, int]]:
+    """Weights and width of the dense MLPs, and of the experts."""
+    if not shape.intermediate_sizes:
+        return []
+    parameters = shape.parameters
+    return [(parameters.mlp, shape.intermediate_sizes[0]), (parameters.experts, shape.intermediate_sizes[-1])]
+
+
 @dataclass(frozen=True, slots=True)
 class RankWeights:
     """What one GPU holds, in bytes. `experts_bytes` is the part of `linear_bytes` that belongs to routed experts."""

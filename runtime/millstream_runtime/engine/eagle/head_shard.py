@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
-from millstream_runtime.draft_flags import draft_flags
+from millstream_runtime.config_flags import draft_flags
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
 from millstream_runtime.engine.execution import draft_shard

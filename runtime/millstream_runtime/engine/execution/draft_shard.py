@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
-from millstream_runtime.draft_flags import draft_flags
+from millstream_runtime.config_flags import draft_flags
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.shard_config import ShardConfig, require_format

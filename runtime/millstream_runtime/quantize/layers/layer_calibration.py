@@ -16,7 +16,7 @@ from torch import Tensor
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.quantize.layers.hidden_states import HiddenStates
 from millstream_runtime.quantize.layers.input_statistics import InputStatistics
-from millstream_runtime.quantize.layers.layer_run import LayerRun
+from millstream_runtime.quantize.layers.layer_run import LargestInCache, LayerRun
 from millstream_runtime.quantize.layers.layer_weights import LayerWeights
 from millstream_runtime.quantize.model_outline import LayerOutline, LinearGroup
 
@@ -59,9 +59,11 @@ class LayerCalibration:
             pass
         return found
 
-    def outputs(self, tensors: dict[str, Tensor], on_share: OnShare) -> Iterator[Tensor]:
-        """The hidden states behind the layer, of each sequence."""
-        return self._outputs(tensors, lambda modules, x: None, on_share)
+    def outputs(
+        self, tensors: dict[str, Tensor], on_share: OnShare, largest: LargestInCache | None = None
+    ) -> Iterator[Tensor]:
+        """The hidden states behind the layer, of each sequence. `largest` counts their keys and values."""
+        return self._outputs(tensors, lambda modules, x: None, on_share, largest)
 
     def sample(self, tensors: dict[str, Tensor]) -> LayerSample:
         """Run the layer on the first tokens of the first sequence."""
@@ -73,11 +75,15 @@ class LayerCalibration:
         return LayerSample(inputs, output)
 
     def _outputs(
-        self, tensors: dict[str, Tensor], observe: Callable[[tuple[str, ...], Tensor], None], on_share: OnShare
+        self,
+        tensors: dict[str, Tensor],
+        observe: Callable[[tuple[str, ...], Tensor], None],
+        on_share: OnShare,
+        largest: LargestInCache | None = None,
     ) -> Iterator[Tensor]:
         weights = LayerWeights(self._layer.prefix, tensors, self._device)
         weights.observe = observe
-        run = LayerRun(self._config, self._number, weights)
+        run = LayerRun(self._config, self._number, weights, largest)
         for index, hidden in enumerate(self._shape.read(self._hidden)):
             yield run(hidden)
             on_share((index + 1) / self._shape.num_sequences)

@@ -6,6 +6,7 @@ The pool has one tensor, since only one layer is computed, whatever its number i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,14 +24,32 @@ BLOCK_SIZE_TOKENS = 16
 EMBEDDING = "model.embed_tokens."
 
 
-class LayerRun:
-    """One layer. `config.max_model_len` bounds the sequences."""
+@dataclass(slots=True)
+class LargestInCache:
+    """The largest magnitudes that a layer has stored in the KV pool. A latent (MLA) is key and value."""
 
-    def __init__(self, config: ModelConfig, layer: int, weights: LayerWeights) -> None:
+    key: float = 0.0
+    value: float = 0.0
+
+    def add(self, heads: Tensor) -> None:
+        """Count what is stored of some tokens: `[2 * KV, T, D]`, keys first, or `[1, T, D]`."""
+        largest = heads.abs().amax(dim=(1, 2))
+        num_keys = -(-len(largest) // 2)
+        self.key = max(self.key, float(largest[:num_keys].max()))
+        self.value = max(self.value, float(largest[-num_keys:].max()))
+
+
+class LayerRun:
+    """One layer. `config.max_model_len` bounds the sequences. `largest` counts their keys and values."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, weights: LayerWeights, largest: LargestInCache | None = None
+    ) -> None:
         self._decoder = family_code(config.architecture).build(config, weights)
         self._layer, self._device = layer, weights.device
         self._num_blocks = -(-config.max_model_len // BLOCK_SIZE_TOKENS)
         layout = KVLayout((None,), (0,) * config.num_layers, (0,) * config.num_layers, 1)
+        self._largest = largest
         self._cache = KVCache(config, self._num_blocks, BLOCK_SIZE_TOKENS, torch.float32, self._device, layout=layout)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -42,6 +61,8 @@ class LayerRun:
         positions = slots + self._decoder.config.rotary_offset(num_tokens)
         step = self._decoder.step(positions, TorchAttention(self._cache, slots, [chunk]))
         self._decoder.layers[self._layer](residual, step)
+        if self._largest is not None:
+            self._largest.add(self._cache.heads[self._layer][:, :num_tokens])
         return residual
 
 

@@ -182,6 +182,15 @@ def test_without_declared_peers_a_namespace_that_denies_everyone_stays_closed() 
     assert "ingress" not in rendered
 
 
+def test_pods_of_jobs_are_asked_for_their_progress_though_they_name_no_port() -> None:
+    held_out = {"configMapRef": {"name": "held-out", "key": "h.jsonl"}}
+    gate = {"qualityGate": {"dataset": held_out, "base": {"local": {"path": "base"}}}}
+    peers = [{"podSelector": {"matchLabels": {"app": "web"}}}]
+    rendered = policy(network={"ingress": peers}, quantization=gate)
+    (rule,) = rendered["ingress"]
+    assert rule["ports"] == [{"port": 8000, "protocol": "TCP"}]
+
+
 def test_declared_peers_and_the_operator_are_admitted_and_no_one_else() -> None:
     peers = [{"podSelector": {"matchLabels": {"app": "web"}}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}]
     prometheus = NetworkPeer(namespace_selector=LabelSelector(match_labels={"name": "monitoring"}))
