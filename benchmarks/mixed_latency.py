@@ -6,7 +6,8 @@
 
 Each side is a process of its own with an engine on the demo model (`mixed_latency_worker`), without HTTP. Within a
 round the sides take turns with the same requests, and each round starts with another side. The result holds, per side,
-the medians of the rounds' percentiles, and the ratio of each side to the first.
+the medians of the rounds' percentiles, and the ratio of each side to the first. Two goals are judged for each side of
+this checkout: its p99 between tokens is at most 4 times its median, and its median is at most its target.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.latency_goals import Goal, ratio_goal, show, target_goal
+from millstream_runtime.config import DEFAULT_CPU_TARGET_ITL_MILLISECONDS
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "mixed_latency.json"
@@ -107,6 +110,16 @@ def compare(clients: int, medians: dict[str, dict[str, float]]) -> dict[str, Any
     return {"medians": medians, f"ratio_to_{first}": ratios}
 
 
+def judge(clients: int, medians: dict[str, dict[str, float]], targets_ms: dict[str, int]) -> list[Goal]:
+    """Both goals for the sides in `targets_ms`."""
+    goals = []
+    for name, target_ms in targets_ms.items():
+        where, found = f"{clients} clients, {name}", medians[name]
+        goals.append(ratio_goal(where, found["itl_p99_ms"], found["itl_p50_ms"]))
+        goals.append(target_goal(where, found["itl_p50_ms"], target_ms))
+    return goals
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse flags, run, save."""
     summary = (__doc__ or "").splitlines()[0]
@@ -130,8 +143,12 @@ def main(argv: list[str] | None = None) -> None:
     ]
     report: dict[str, Any] = {"machine": machine.describe(), "model": DEMO_MODEL.name, "rounds": args.rounds}
     report["clock"] = "processor time of one thread" if args.processor_time else "wall"
+    targets_ms = {"here": DEFAULT_CPU_TARGET_ITL_MILLISECONDS} | {f"target {ms} ms": ms for ms in args.target_itl}
     for clients in args.clients:
-        report[f"{clients}-clients"] = compare(clients, measure(sides, clients, args.rounds))
+        medians = measure(sides, clients, args.rounds)
+        goals = judge(clients, medians, targets_ms)
+        report[f"{clients}-clients"] = compare(clients, medians) | {"goals": goals}
+        show(goals)
     for side in sides:
         side.close()
     args.output.write_text(json.dumps(report, indent=2) + "\n")

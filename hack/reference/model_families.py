@@ -46,8 +46,10 @@ def page(text: str) -> str:
 
 
 def _name(family: ModelFamily) -> str:
+    others = [f"`{name}`" for name in family.other_architectures]
     of_text = [f"`{name}` (text alone)" for name in family.vision_architectures]
-    return ", ".join([f"`{family.architecture}`" + (f" ({family.models})" if family.models else ""), *of_text])
+    first = f"`{family.architecture}`" + (f" ({family.models})" if family.models else "")
+    return ", ".join([first, *others, *of_text])
 
 
 def main(arguments: list[str]) -> int:

@@ -187,7 +187,7 @@ def _to_switch(text: str) -> bool:
 
 
 def draft_flags(config: RuntimeConfig) -> str:
-    """Return the flags that ask for drafts, as `--speculation-method and --draft-model`: what a refusal says to leave out.
+    """Return the flags that ask for drafts, in words: what a refusal says to leave out.
 
     One of them alone cannot go: a draft model without its method is refused, as is a method without its model.
     """

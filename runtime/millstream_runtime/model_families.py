@@ -87,6 +87,7 @@ class ModelFamily:
     architecture: str  # of config.json
     traits: Traits
     module: str | None = None  # of millstream_runtime.models.families; None: the planner knows it, no runtime runs it
+    other_architectures: tuple[str, ...] = ()  # names under which models of the same tensors and fields are published
     vision_architectures: tuple[str, ...] = ()  # of models with a vision tower over this family; text alone is served
     aliases: tuple[str, ...] = ()  # other values of model_type, of older folders or of the language part alone
     models: str = ""  # which published models, where the architecture's name does not say it (docs)
@@ -99,7 +100,9 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(
         model_type="llama",
         architecture="LlamaForCausalLM",
+        other_architectures=("LLaMAForCausalLM", "InternLM3ForCausalLM", "IQuestCoderForCausalLM"),
         module="llama",
+        aliases=("internlm3", "iquestcoder"),
         models="Llama 2, 3 and kin",
         beyond_llama="rope `linear`, `llama3`, `yarn`, `dynamic`; biases; tied embeddings",
         traits=DenseTraits(max_position_embeddings=2048),
@@ -116,7 +119,9 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
+        vision_architectures=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         module="qwen2",
+        aliases=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
         models="Qwen2, 2.5",
         beyond_llama="bias on Q, K, V; a window in later layers on request",
         windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
@@ -125,7 +130,9 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",
+        vision_architectures=("Qwen3VLForConditionalGeneration",),
         module="qwen3",
+        aliases=("qwen3_vl_text",),
         beyond_llama="RMS norm on query and key heads",
         windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
         traits=DenseTraits(query_key_norms=True, head_size=128, max_position_embeddings=32768),
@@ -223,7 +230,8 @@ FAMILIES: tuple[ModelFamily, ...] = (
         model_type="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
         module="deepseek",
-        models="V3, R1 in 16 bits",
+        aliases=("kimi_k2",),
+        models="V3, R1, Kimi K2 in 16 bits",
         beyond_llama="MLA, sigmoid routing by groups with a bias for the choice",
         traits=LatentTraits(router_bias=True),
     ),
@@ -237,6 +245,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
 )
 
 RUNNABLE = tuple(family for family in FAMILIES if family.module is not None)
+WITH_VISION = {name: family for family in RUNNABLE for name in family.vision_architectures}
 _BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
 _BY_MODEL_TYPE = {name: family for family in FAMILIES for name in (family.model_type, *family.aliases)}
 

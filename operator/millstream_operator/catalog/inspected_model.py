@@ -17,6 +17,7 @@ from millstream_operator.catalog.config_ranges import RANGES
 from millstream_operator.catalog.draft_head import read_head, refuse_head
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_runtime.model_families import WITH_VISION
 from millstream_runtime.strict_json import read_strict_json
 
 VERSION = 1
@@ -68,11 +69,18 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
     shape = read_shape(config)
     counted = read_weights(_weights(answer))
     # A model with a vision tower has weights beside those of its language model.
-    if counted is not None and (problem := size_problem(shape, counted, is_part="text_config" in config)) is not None:
+    if counted is not None and (problem := size_problem(shape, counted, is_part=_has_tower(config))) is not None:
         raise ConfigError(problem)
     is_gguf, left_out = _weights(answer).get("format") == "gguf", _weights(answer).get("gguf_left_out")
     name = left_out if isinstance(left_out, str) and left_out.isprintable() else ""
     return _pinned(replace(shape, is_gguf=is_gguf, gguf_left_out=name[:MAX_NAME_LENGTH]), answer)
+
+
+def _has_tower(config: Mapping[str, Any]) -> bool:
+    """Older folders of Qwen's have the fields of their language model outside of any `text_config`."""
+    names = config.get("architectures")
+    named = names if isinstance(names, list) else []
+    return "text_config" in config or any(isinstance(name, str) and name in WITH_VISION for name in named)
 
 
 def read_inspected_head(answer: Mapping[str, Any], method: str) -> InspectedModel:

@@ -10,7 +10,7 @@ import posixpath
 from dataclasses import replace
 
 from millstream_operator.api import duration
-from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, LogLevel, Runtime, Warmup
+from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec, LogLevel, Runtime, Warmup
 from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
@@ -127,7 +127,16 @@ def _governor(spec: LLMDeploymentSpec) -> GovernorMode:
 
 
 def _target_itl(spec: LLMDeploymentSpec) -> int | None:
-    """None where the spec promises nothing: then the runtime's own default holds."""
-    if spec.objectives is None or spec.objectives.itl is None:
+    """Milliseconds that a step with prompts may last; None: the runtime's own default.
+
+    Where the TTFT alone is promised, a step may last as long as a first token may take: prompts that keep the promise
+    then enter whole. That is never less than a CPU's default. A GPU has no bound by default, and needs none here.
+    """
+    if spec.objectives is None:
         return None
-    return min(duration.milliseconds(spec.objectives.itl.p95), config.MAX_TARGET_ITL_MILLISECONDS)
+    if spec.objectives.itl is not None:
+        return min(duration.milliseconds(spec.objectives.itl.p95), config.MAX_TARGET_ITL_MILLISECONDS)
+    if spec.objectives.ttft is None or (spec.accelerator or Accelerator()).type is not AcceleratorType.CPU:
+        return None
+    longest = min(duration.milliseconds(spec.objectives.ttft.p95), config.MAX_TARGET_ITL_MILLISECONDS)
+    return longest if longest > config.DEFAULT_CPU_TARGET_ITL_MILLISECONDS else None

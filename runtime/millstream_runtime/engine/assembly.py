@@ -152,4 +152,5 @@ def engine_stats(
         prefix_cache_queried_tokens_total=scheduler.queried_tokens_total,
         prefix_cache_hit_tokens_total=scheduler.hit_tokens_total,
         speculation=None if drafting is None else drafting.stats(),
+        ended_by_preemptions=dict(scheduler.ended_by_preemptions),
     )

@@ -171,6 +171,7 @@ class EngineStats:
     prefix_cache_queried_tokens_total: int = 0
     prefix_cache_hit_tokens_total: int = 0
     speculation: SpeculationStats | None = None  # None: it is off
+    ended_by_preemptions: dict[int, int] = field(default_factory=dict)  # requests, by how often each was preempted
 
     @property
     def kv_cache_usage(self) -> float:

@@ -14,7 +14,7 @@ import torch
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out, read_gguf_folder
 from millstream_runtime.logs import log
-from millstream_runtime.model_families import RUNNABLE
+from millstream_runtime.model_families import RUNNABLE, WITH_VISION
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.config.text_config import language_model_fields
@@ -39,7 +39,7 @@ class FamilyCode:
 
 
 ARCHITECTURES = {family.architecture: family for family in RUNNABLE}
-WITH_VISION = {name: family for family in RUNNABLE for name in family.vision_architectures}
+OTHER_NAMES = {name: family.architecture for family in RUNNABLE for name in family.other_architectures}
 
 
 def family_code(architecture: str) -> FamilyCode:
@@ -71,8 +71,11 @@ def load_model_config(folder: Path) -> ModelConfig:
     if architecture in WITH_VISION:
         fields = language_model_fields(fields, WITH_VISION[architecture])
         architecture = architecture_of(fields)
+    if architecture in OTHER_NAMES:
+        architecture = OTHER_NAMES[architecture]
+        fields = Fields(fields.path, {**fields.values, "architectures": [architecture]})
     if architecture not in ARCHITECTURES:
-        raise fields.unsupported("architecture", architecture, ", ".join((*ARCHITECTURES, *WITH_VISION)))
+        raise fields.unsupported("architecture", architecture, ", ".join((*ARCHITECTURES, *OTHER_NAMES, *WITH_VISION)))
     return family_code(architecture).read_config(fields)
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from millstream_runtime.draft_heads import head_kind
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import read_gguf_folder
+from millstream_runtime.model_families import WITH_VISION
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, file_of_each, safetensors_files
-from millstream_runtime.models.registry import WITH_VISION, load_model_config
+from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quantize.model_outline import LayerOutline, ModelOutline, outline_of
 from millstream_runtime.quantize.output.safetensors_file import ELEMENT_BYTES, TensorInFile, tensors_of
 

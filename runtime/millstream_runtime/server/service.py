@@ -34,7 +34,8 @@ from millstream_runtime.server.openai.sampling import (
     sampling_params,
 )
 from millstream_runtime.server.operations.admission import Admission
-from millstream_runtime.server.operations.metrics import ServerMetrics, cache_config_labels
+from millstream_runtime.server.operations.cache_info import cache_config_labels
+from millstream_runtime.server.operations.metrics import ServerMetrics
 from millstream_runtime.server.operations.server_gauges import ServerGauges
 from millstream_runtime.server.operations.traces import RequestTraces
 from millstream_runtime.tokenizing.tokenizer import Tokenizer

@@ -22,8 +22,12 @@ EXECUTIONS = {
     "on two ranks": 0,  # two processes: see TWO_RANKS_SHARE
 }  # how often each is drawn
 TWO_RANKS_SHARE = 0.01
-DRAFTING = ("plain", "on two ranks")  # steps of the others have no drafts yet
+DRAFTING = ("plain", "on two ranks")  # what drafts by the first stream of random numbers
 DRAFTING_SHARE = 0.6
+# What came later has a stream of its own: the rest of an older schedule stays what it was.
+LATER_DRAFTING_SHARE = 0.35  # of the schedules with another execution
+LATER_TWO_RANKS_SHARE = 0.02  # of the schedules that may have two ranks and have one
+DRAFT_TOKENS = (1, 2, 3, 4, 8, 16)
 DRAFT_MODEL_SHARE, FLIPS_SHARE = 0.5, 0.4  # of the schedules with drafts
 
 
@@ -144,10 +148,31 @@ def draw(seed: int, number: int) -> Schedule:
     name = rng.choice([*MODELS])
     settings = draw_settings(rng, name, MODELS[name])
     if settings.max_draft_tokens is not None:
-        drafts = random.Random(f"{seed}/{number}/drafts")  # of its own, so that older schedules are what they were
-        kind = DraftKind.ITSELF if drafts.random() < DRAFT_MODEL_SHARE else DraftKind.OFTEN_RIGHT
-        settings = replace(settings, drafts=kind, governor_flips=drafts.random() < FLIPS_SHARE)
-    return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
+        settings = _with_drafter(settings, random.Random(f"{seed}/{number}/drafts"))
+    run_seed, actions = rng.getrandbits(32), draw_actions(rng, settings)
+    later = random.Random(f"{seed}/{number}/later")
+    return Schedule(number, run_seed, _with_later_choices(later, settings, actions), actions)
+
+
+def _with_drafter(settings: Settings, rng: random.Random) -> Settings:
+    kind = DraftKind.ITSELF if rng.random() < DRAFT_MODEL_SHARE else DraftKind.OFTEN_RIGHT
+    return replace(settings, drafts=kind, governor_flips=rng.random() < FLIPS_SHARE)
+
+
+def _with_later_choices(rng: random.Random, settings: Settings, actions: tuple[Action, ...]) -> Settings:
+    """More schedules with drafts, and more on two ranks, which a step without memory would end."""
+    if settings.execution not in DRAFTING and rng.random() < LATER_DRAFTING_SHARE:
+        settings = _with_drafter(replace(settings, max_draft_tokens=rng.choice(DRAFT_TOKENS)), rng)
+    may_split = may_have_two_ranks(MODELS[settings.model]) and not any(isinstance(one, NoMemory) for one in actions)
+    if may_split and rng.random() < LATER_TWO_RANKS_SHARE:
+        settings = replace(settings, execution="on two ranks", reads_in_place=False)
+    return settings
+
+
+def may_have_two_ranks(model: TinyModel) -> bool:
+    """Kernels of 4 bits round to bfloat16 in each rank's share: two ranks compute otherwise than the one that answers
+    alone, drafts or none."""
+    return model.can_split and model.packed is None
 
 
 def draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
@@ -168,12 +193,10 @@ def draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
         is_paced=rng.random() < 0.5,
         reads_in_place=model.has_plain_attention and rng.random() < 0.2,
     )
-    # Kernels of 4 bits round to bfloat16 in each rank's share: two ranks compute otherwise than the one that answers
-    # alone, drafts or none.
     if model.can_split and rng.random() < TWO_RANKS_SHARE and model.packed is None:
         settings = replace(settings, execution="on two ranks", reads_in_place=False)
     if settings.execution in DRAFTING and rng.random() < DRAFTING_SHARE:
-        settings = replace(settings, max_draft_tokens=rng.choice((1, 2, 3, 4, 8, 16)))
+        settings = replace(settings, max_draft_tokens=rng.choice(DRAFT_TOKENS))
     return settings
 
 

@@ -100,7 +100,10 @@ def test_preemption_changes_no_token(write_model: WriteModel, make_engine: MakeE
     engine = make_engine(folder, max_num_seqs=6)
     shrink_pool(engine, num_blocks=14)
     answers = generate(engine, requests_for(prompts, greedy(60)))
-    assert engine.stats().num_preemptions_total > 0
+    stats = engine.stats()
+    assert stats.num_preemptions_total > 0
+    assert sum(stats.ended_by_preemptions.values()) == 6
+    assert sum(times * count for times, count in stats.ended_by_preemptions.items()) == stats.num_preemptions_total
     assert engine.stats().kv_blocks_total * block_bytes < 1 << 20
     assert list(answers.values()) == expected
 

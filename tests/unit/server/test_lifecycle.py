@@ -110,6 +110,8 @@ def test_a_full_queue_is_a_429_and_empties_again(tiny_model: Path) -> None:
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert server.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1.0
+            assert server.metric("vllm:admission_rejections_total", reason="max_num_queued_tokens") == 0.0
             slow.gate.set()
             assert len(first.result().json()["choices"]) == 64
         assert server.post("/v1/completions", {**many, "prompt": ["x"] * 3}).status_code == 200
@@ -214,6 +216,8 @@ def test_metrics_count_what_users_did(tiny_model: Path) -> None:
             "vllm:kv_cache_usage_perc": 0,
             "vllm:cache_config_info": 1,
             "vllm:num_preemptions_total": 0,
+            "vllm:request_num_preemptions_count": 1,
+            "vllm:request_num_preemptions_sum": 0,
             "millstream_recomputed_tokens_total": 0,
         }
         for name, value in expected.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.soak.schedules.findings import Difference, Findings, Kind
 from tests.soak.schedules.plan import SCHEDULES
 from tests.soak.schedules.proof import at_most, prove
-from tests.soak.schedules.schedule import EXECUTIONS, Drain, draw
+from tests.soak.schedules.schedule import EXECUTIONS, Drain, NoMemory, draw, may_have_two_ranks
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import MODELS
 
@@ -31,6 +32,33 @@ def test_a_thousand_schedules_reach_every_model_and_execution() -> None:
     assert Counter(type(action).__name__ for one in drawn for action in one.actions).keys() == {
         *("Arrive", "Cancel", "Step", "Drain", "Spoil", "NoMemory", "Target"),
     }
+
+
+def test_every_execution_drafts_and_goes_without() -> None:
+    drawn = [draw(1, number).settings for number in range(3000)]
+    found = {(one.execution, one.max_draft_tokens is not None) for one in drawn}
+    assert found == {(execution, drafts) for execution in EXECUTIONS for drafts in (True, False)}
+    packed = [one for one in drawn if one.execution == "on two ranks" and not may_have_two_ranks(MODELS[one.model])]
+    assert packed == []
+
+
+def test_a_step_without_memory_is_never_drawn_on_two_ranks() -> None:
+    """It would end the engine: its ranks wait for each other."""
+    for number in range(3000):
+        schedule = draw(1, number)
+        if schedule.settings.execution == "on two ranks":
+            assert not any(isinstance(action, NoMemory) for action in schedule.actions)
+
+
+def test_what_is_drawn_later_leaves_the_rest_of_older_schedules_as_it_was() -> None:
+    """The digest is that of the version before there were drafts in every execution."""
+    digest = hashlib.sha256()
+    for number in range(300):
+        schedule, engine = draw(1, number), draw(1, number).settings
+        sizes = engine.block_size_tokens, engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
+        known = schedule.number, schedule.seed, schedule.actions, engine.model, *sizes, engine.spare_blocks
+        digest.update(repr(known).encode())
+    assert digest.hexdigest() == "24f504af6678a56e5b146a13e54a50f06932d79d8b7fc4faaec358e888a52202"
 
 
 def findings_of(number: int) -> Findings:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from millstream_runtime import config
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.cpu import freed_memory, pages, threads, warm_up
 from millstream_runtime.engine.device_policy import ThreadCounts, WarmUpSteps
@@ -19,7 +20,8 @@ class CpuPolicy:
     """Threads by the size of a step."""
 
     is_synchronous = True
-    default_target_itl_milliseconds = 50  # 20 tokens per second: faster than people read
+    # 20 tokens per second: faster than people read.
+    default_target_itl_milliseconds = config.DEFAULT_CPU_TARGET_ITL_MILLISECONDS
 
     def __init__(self, num_ranks: int = 1) -> None:
         """Give torch this rank's share of the cores, unless OMP_NUM_THREADS has set it."""

@@ -25,6 +25,7 @@ from millstream_runtime.engine.host_limits import container_limit_bytes, memory_
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.sampling.largest_sample import sample_largest
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.kv_formats import kv_token_bytes
@@ -276,7 +277,8 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
 
     A context takes no pool for it: every block of every table is block 0. The layers at the end of the context cost
     seconds, and any of a kind takes the same memory, so only PROFILED_LAYERS are computed there; all layers are
-    computed for prompts without a context.
+    computed for prompts without a context. Then a token of as many rows as a step may have is sampled, where the logits
+    are: on rank 0.
     """
     step = step_of_prompts(config, config.max_num_batched_tokens, max_model_len, forward.num_groups)
     chunks = [
@@ -284,7 +286,9 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
         for one in step.chunks
     ]
     forward.compute_first_layers(step.token_ids, chunks, PROFILED_LAYERS)
-    forward.logits(forward.residual(step), range(min(len(step.token_ids), sampled_rows(config))))
+    logits = forward.logits(forward.residual(step), range(min(len(step.token_ids), sampled_rows(config))))
+    if len(logits):
+        sample_largest(logits)
 
 
 def step_of_prompts(config: RuntimeConfig, num_tokens: int, max_model_len: int, num_groups: int = 1) -> StepInput:

@@ -10,6 +10,7 @@ changes them by what was decided.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
@@ -38,6 +39,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order
         self._free_rows = Rows(max_num_seqs)
         self.num_preemptions_total = 0
+        self.ended_by_preemptions: Counter[int] = Counter()  # users' requests, by how often each was preempted
         self.recomputed_tokens_total = 0
         self.queried_tokens_total = 0  # prompt tokens that were looked up in the prefix cache
         self.hit_tokens_total = 0
@@ -61,6 +63,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, running or waiting, and take its blocks back at once."""
+        if not sequence.request.is_heartbeat:
+            self.ended_by_preemptions[sequence.num_preemptions] += 1
         if sequence.row is None:
             del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
         else:
@@ -185,6 +189,7 @@ class Scheduler:
         self._release(sequence)
         sequence.num_lost_tokens = sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
         self.num_preemptions_total += 1
         bisect.insort(self._waiting, sequence, key=_order)
 

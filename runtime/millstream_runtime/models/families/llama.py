@@ -1,4 +1,5 @@
-"""Llama 2 and 3, and every folder whose architecture is LlamaForCausalLM (Touvron et al. 2023, arXiv 2307.09288)."""
+"""Llama 2 and 3, and every folder whose architecture is LlamaForCausalLM or another name of it (Touvron et al. 2023,
+arXiv 2307.09288)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,16 @@ from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.loading.weights import Weights
 
+# Fields by which models of these types could differ from Llama. No published folder uses them.
+UNUSED = {"internlm3": ("bias", "qkv_bias"), "iquestcoder": ("clip_qkv",)}
+
 
 def read_config(fields: Fields) -> ModelConfig:
     if fields.get("sliding_window") is not None and fields.get("use_sliding_window", True):
         raise fields.unsupported("sliding_window", fields.get("sliding_window"), "full attention")
+    for name in UNUSED.get(str(fields.get("model_type")), ()):
+        if fields.get(name):
+            raise fields.unsupported(name, fields.get(name), "false")
     return ModelConfig(**common_fields(fields))
 
 

@@ -23,6 +23,7 @@ from millstream_runtime.sources.selection import NO_INDEX
 
 INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
+TOWER_PREFIX = "visual."  # where the language model has the names of a model without a tower
 HEAD_NAME = "lm_head.weight"
 
 
@@ -85,13 +86,14 @@ def names_of_language_model(stored: Iterable[str]) -> dict[str, str]:
 
     language_model.model.layers.0...    language_model.lm_head.weight    as published
     model.language_model.layers.0...    lm_head.weight                   as transformers writes it since 4.52
+    model.layers.0...                   lm_head.weight                   Qwen2-VL's, beside visual.*
     """
     names = {name: name for name in stored}
     for prefix, plain in LANGUAGE_MODEL_PREFIXES:
         if any(name.startswith(f"{prefix}layers.") for name in names):
             heads = {name.removeprefix("language_model."): name for name in names if name.endswith(HEAD_NAME)}
             return heads | {plain + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    return names
+    return {name: name for name in names if not name.startswith(TOWER_PREFIX)}
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

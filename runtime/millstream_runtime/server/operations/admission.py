@@ -42,6 +42,7 @@ class Admission:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.num_refused = 0  # requests that found the queue full
         self.in_flight = 0  # generations that run or wait: the places in use
         self._undelivered = 0  # requests whose answer is not complete
         self._last_arrival = float("-inf")
@@ -116,6 +117,7 @@ class Admission:
                 code="invalid_value",
             )
         if self.in_flight + count > self.capacity:
+            self.num_refused += 1
             raise ApiError(
                 429,
                 f"The queue is full ({self.in_flight} requests, at most {self.capacity}); try again later.",

@@ -15,12 +15,13 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
-from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.operations.boot_gauges import boot_gauges, kernel_gauges
+from millstream_runtime.server.operations.cache_info import cache_config_info
 from millstream_runtime.server.operations.http_metrics import HttpMetrics
 from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.preemption_histogram import preemption_histogram
 from millstream_runtime.server.operations.speculation_metrics import speculation_counters
 from millstream_runtime.server.operations.topology_view import topology_gauges
 
@@ -242,20 +243,6 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
-def cache_config_labels(config: RuntimeConfig) -> dict[str, str]:
-    """Labels of `vllm:cache_config_info`, as vLLM writes its own configuration of the cache."""
-    return {
-        "cache_dtype": config.kv_cache_dtype.value,  # auto: the model's
-        "enable_prefix_caching": str(config.enable_prefix_caching),
-        "gpu_memory_utilization": str(config.gpu_memory_utilization_percent / 100),
-        "kv_cache_memory_bytes": str(config.kv_cache_memory_bytes),
-        "num_cpu_blocks": "0",
-        "num_gpu_blocks_override": "None",
-        "prefix_caching_hash_algo": "sha256",
-        "swap_space": "0",
-    }
-
-
 class _EngineView:
     """Gauges read from the engine's last snapshot and from the boot ledger, at scrape time."""
 
@@ -315,14 +302,8 @@ class _EngineView:
             family.add_metric([*self._labels.values()], value)
             yield family
         yield from speculation_counters(self._labels, stats.speculation)
-        sizes = {
-            **self._cache_config,
-            "block_size": str(stats.block_size_tokens),
-            "num_gpu_blocks": str(stats.kv_blocks_total),
-        }
-        info = GaugeMetricFamily("vllm:cache_config_info", "How the KV pool is cut", labels=[*self._labels, *sizes])
-        info.add_metric([*self._labels.values(), *sizes.values()], 1.0)
-        yield info
+        yield preemption_histogram(self._labels, stats.ended_by_preemptions)
+        yield cache_config_info(self._labels, self._cache_config, stats, self._engine.memory)
 
     def _heartbeat_gauges(self) -> Iterable[Metric]:
         readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (

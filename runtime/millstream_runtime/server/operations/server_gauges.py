@@ -46,6 +46,13 @@ class ServerGauges:
         for reason in CloseReason:
             closed.add_metric([*self._labels.values(), reason.value], connections.closed[reason])
         yield closed
+        refused = CounterMetricFamily(
+            "vllm:admission_rejections", "Requests that found the queue full", labels=[*self._labels, "reason"]
+        )
+        # vLLM's reasons; the queue here has no bound in tokens.
+        for limit, number in (("max_num_queued_reqs", admission.num_refused), ("max_num_queued_tokens", 0)):
+            refused.add_metric([*self._labels.values(), limit], number)
+        yield refused
 
     def _gauge(self, name: str, text: str, value: int) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=[*self._labels])

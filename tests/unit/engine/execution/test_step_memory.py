@@ -105,3 +105,22 @@ def test_the_measured_step_is_the_largest_at_the_longest_context(tmp_path: Path)
     assert allocated(LONGEST, 3000) > 10 * allocated(LONGEST, 64), "and the tokens do, of several prompts where needed"
     residual = forward.residual(StepInput([3], [ChunkInput(1, 1, 0, 0, 1)], []))
     assert residual.isfinite().all()
+
+
+@torch.inference_mode()
+def test_the_measured_step_ends_with_its_sampling(tmp_path: Path) -> None:
+    """It takes rows of float32 beside the logits, and more of them with more requests."""
+    vocab_size = 20_000
+    write_family(tmp_path, **CASES["llama"].config | SHAPE | {"vocab_size": vocab_size})
+    model_config = load_model_config(tmp_path)
+    model = load_model(model_config, tmp_path, torch.float32, CPU)
+    forward = Forward(model, KVCache(model_config, 1, 16, torch.float32, CPU), CpuPolicy())
+
+    def allocated(num_rows: int) -> int:
+        config = RuntimeConfig(
+            model=str(tmp_path), served_model_name="test", max_num_batched_tokens=64, max_num_seqs=num_rows
+        )
+        return peak_bytes(lambda: shard.compute_largest_step(config, LONGEST, forward))
+
+    logits_bytes = (64 - 8) * vocab_size * 4
+    assert allocated(64) - allocated(8) > 1.9 * logits_bytes

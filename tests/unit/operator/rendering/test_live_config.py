@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.load import ManifestError, parse
-from millstream_operator.kube.kinds import DEPLOYMENT
+from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.config_maps import live_config_map
 from tests.support.fake_operator import respec, served
 from tests.support.llmdeployments import full_manifest, manifest
 
 
-def live_file(objectives: dict[str, Any] | None) -> dict[str, Any]:
-    full = full_manifest()
+def live_file(objectives: dict[str, Any] | None, accelerator: str | None = None) -> dict[str, Any]:
+    """The live configuration of a spec. `accelerator` None: with every field of the API, else with few."""
+    full = full_manifest() if accelerator is None else manifest(accelerator={"type": accelerator})
     full["spec"].pop("objectives", None)
     if objectives is not None:
         full["spec"]["objectives"] = objectives
@@ -33,6 +34,38 @@ def test_an_objective_is_the_runtimes_target(p95: str, milliseconds: int) -> Non
 @pytest.mark.parametrize("objectives", [None, {"ttft": {"p95": "1s"}}])
 def test_without_an_objective_the_file_is_as_before(objectives: dict[str, Any] | None) -> None:
     assert set(live_file(objectives)) == {"heartbeat_interval_seconds", "log_level"}
+
+
+def test_an_objective_of_the_ttft_says_nothing_to_a_gpu() -> None:
+    """It has no bound by default: any would make prompts slower."""
+    assert "target_itl_milliseconds" not in live_file({"ttft": {"p95": "1s"}}, "GPU")
+
+
+@pytest.mark.parametrize(("p95", "milliseconds"), [("51ms", 51), ("1s", 1000), ("1h", 60_000)])
+def test_an_objective_of_the_ttft_alone_lets_a_cpus_steps_last_as_long(p95: str, milliseconds: int) -> None:
+    assert live_file({"ttft": {"p95": p95}}, "CPU")["target_itl_milliseconds"] == milliseconds
+
+
+@pytest.mark.parametrize("p95", ["1ms", "50ms"])
+def test_an_objective_of_the_ttft_never_makes_steps_shorter(p95: str) -> None:
+    """50 ms are what a CPU has by default."""
+    assert "target_itl_milliseconds" not in live_file({"ttft": {"p95": p95}}, "CPU")
+
+
+def test_with_both_objectives_that_of_the_itl_is_the_target() -> None:
+    both = {"ttft": {"p95": "1s"}, "itl": {"p95": "40ms"}}
+    assert live_file(both, "CPU")["target_itl_milliseconds"] == 40
+
+
+async def test_an_objective_reaches_pods_that_run_without_a_restart() -> None:
+    """A CPU's objectives are refused as a plan, because nothing predicts them: the pods go on with their plan."""
+    operator = await served(manifest())
+    before = operator.cluster.the(DEPLOYMENT)["metadata"]["generation"]
+    respec(operator.cluster, objectives={"ttft": {"p95": "300ms"}})
+    await operator.settle()
+    live = operator.cluster.the(CONFIG_MAP, "demo-live")
+    assert json.loads(live["data"]["live.json"])["target_itl_milliseconds"] == 300
+    assert operator.cluster.the(DEPLOYMENT)["metadata"]["generation"] == before
 
 
 def drafting(governor: dict[str, Any] | None) -> dict[str, Any]:
