@@ -72,7 +72,7 @@ class Engine:
             on_phase: `on_phase(phase, message)` is called when a phase of loading begins.
             rank_group: ranks that are running already; by default the engine starts its own.
             on_read: `on_read(done_bytes, total_bytes)` is called after each tensor of the checkpoint.
-            execution: how steps are executed; by default as `execution_mode.choose` says for the device.
+            execution: how steps are executed; by default as `execution_mode` says.
             drafter: what proposes tokens for steps to check; by default as `config.speculation_method` says.
 
         Raises:
