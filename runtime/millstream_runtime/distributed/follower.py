@@ -85,10 +85,10 @@ class Follower:
                 _made(self._forward).zero_blocks(blocks)
             case LoadShard(config, kernels):
                 self._load(config, tuple(kernels))
-            case Measure(with_graphs):
-                config = _made(self._config)
+            case Measure(with_graphs, kernels):
+                config, model = _made(self._config), _made(self._model)
                 budget = shard.measure_memory(
-                    config, self._shard_config, _made(self._model), self._ranks, with_graphs=with_graphs
+                    config, self._shard_config, model, self._ranks, with_graphs=with_graphs, kernels=kernels
                 )
                 self._link.send(Measured(budget.available_bytes))
             case Allocate():

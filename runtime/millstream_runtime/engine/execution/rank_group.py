@@ -182,7 +182,7 @@ def load_on_ranks(
         chosen = after_loading(chosen, model)
     recorder = chosen.recorder
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
-    rank_group.broadcast(Measure(with_graphs=recorder is not None))
+    rank_group.broadcast(Measure(recorder is not None, _of_others(kernels)))
     draft_step_bytes = 0 if draft is None else drafts.largest_step_bytes(config, shard_config, draft)
     with rank_group.computing():
         budget = shard.measure_memory(
@@ -191,6 +191,7 @@ def load_on_ranks(
             model,
             ranks,
             with_graphs=recorder is not None,
+            kernels=kernels,
             draft_step_bytes=draft_step_bytes,
         )
     available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
