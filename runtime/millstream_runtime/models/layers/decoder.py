@@ -27,7 +27,7 @@ from millstream_runtime.models.linear.tensor_parallel import (
 from millstream_runtime.models.loading.layer_kernels import TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
-# A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
+# A tied output head shares the embedding. Where weights lie as [in, out] it is copied while that costs less than this.
 TIED_HEAD_COPY_LIMIT_BYTES = 128 << 20
 
 

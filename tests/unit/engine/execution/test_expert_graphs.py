@@ -39,7 +39,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu = Execution(KernelTapeRecorder(), overlapped=True, backend=Backend.TRITON)
     monkeypatch.setattr(rank_group, "choose", lambda config, device: on_a_gpu)
 
-
     def layers(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> TritonLayers | None:
         return EXPERTS if backend_of("experts", choices) is Backend.TRITON else None
 
