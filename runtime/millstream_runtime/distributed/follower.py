@@ -96,8 +96,9 @@ class Follower:
             case PrepareGraphs(buckets):
                 recorder = self._make_recorder(self._shard_config.device)
                 backend = backend_of("static_decode", self._kernels)
+                model, cache, rows = _made(self._model), _made(self._cache), _made(self._config).max_num_seqs
                 _made(self._forward).graphs = shard.graphed_decodes(
-                    _made(self._model), _made(self._cache), buckets, recorder, backend, self._ranks
+                    model, cache, buckets, recorder, backend, self._ranks, num_rows=rows
                 )
             case RecordGraph(bucket):
                 recorded = _made(_made(self._forward).graphs).record(bucket)

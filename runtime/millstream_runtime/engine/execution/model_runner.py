@@ -144,6 +144,8 @@ class ModelRunner:
             [_block_run(table) for table in sequence.other_tables],
             len(sequence.draft_ids),
             () if self._tree is None else self._tree.parents[: len(sequence.draft_ids)],
+            sequence.row,
+            (sequence.arrival, sequence.num_releases),
         )
 
     def _sample(self, logits: Tensor, rows: list[SampledRow], kept_rows: list[int]) -> Callable[[], list[Sampled]]:

@@ -207,7 +207,8 @@ def load_on_ranks(
         plan = shard.plan_graphs(config, model, cache, pool.max_model_len, backend)
         if plan is not None:
             buckets = plan.buckets.to_record()
-            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks)
+            rows = config.max_num_seqs
+            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks, num_rows=rows)
             _record_graphs(rank_group, plan, forward.graphs, on_phase)
     graphs_bytes = 0 if plan is None else plan.use.num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)

@@ -174,9 +174,12 @@ def graphed_decodes(
     recorder: Recorder,
     backend: Backend,
     ranks: RankInfo = SINGLE_PROCESS,
+    *,
+    num_rows: int,
 ) -> GraphedDecodes:
-    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded."""
-    decode = StaticDecode(model, cache, buckets, backend)
+    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded; `num_rows`:
+    of the batch."""
+    decode = StaticDecode(model, cache, buckets, backend, num_rows)
     return GraphedDecodes(decode, recorder, is_only_rank=ranks.size == 1)
 
 
