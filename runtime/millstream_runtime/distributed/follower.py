@@ -41,7 +41,7 @@ from millstream_runtime.distributed.messages import (
     Reply,
     ShardLoaded,
 )
-from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.probe import choose_small_sums, find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import rank_kernels, shard
 from millstream_runtime.engine.execution.forward import Forward
@@ -187,7 +187,7 @@ def _join(link: Link, join: Join) -> DistributedRanks:
         device = torch.device("cuda", join.rank)
     link.send(Joined())
     ranks = process_group.join(join.rank, join.size, device, Path(join.rendezvous), join.timeout_seconds)
-    find_topology(ranks, device)
+    choose_small_sums(ranks, device, find_topology(ranks, device))
     return ranks
 
 
