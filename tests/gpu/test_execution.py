@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.engine.device_events import CudaSpan
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder
+from millstream_runtime.engine.execution.graphs.recorders import CudaRecorder, Recorder
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
 from tests.support.eager_recorder import EagerRecorder
-from tests.support.tiny_families import engine_answers, prompts_of
+from tests.support.family_cases import dense
+from tests.support.tiny_families import engine_answers, prompts_of, write_family
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -141,3 +144,42 @@ def test_a_failed_recording_leaves_a_device_that_works(folder: Path) -> None:
     with pytest.raises(RuntimeError):
         recorder.record(compute)
     assert answers_of(engine_of(folder, "graphs"), GREEDY) == answers_of(engine_of(folder, "eager"), GREEDY)
+
+
+def test_a_graph_holds_experts_of_kernels(tmp_path: Path) -> None:
+    """Against the same padded pass without graphs: kernels round otherwise than torch."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "head_dim": 16}
+    write_family(tmp_path, **dense("mixtral", **sizes))
+    config = RuntimeConfig(
+        model=str(tmp_path),
+        served_model_name="t",
+        device=Device.CUDA,
+        dtype=DType.BFLOAT16,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=4 << 20,
+    )
+
+    def answers(recorder: Recorder) -> list[list[int]]:
+        execution = Execution(recorder, overlapped=True, backend=Backend.TRITON)
+        engine = Engine(config, lambda phase, message: None, execution=execution)
+        assert {one.part for one in engine.kernels if one.backend is Backend.TRITON} >= {"experts", "static_decode"}
+        assert engine.graphs is not None
+        assert engine.graphs.num_refused == 0
+        return answers_of(engine, GREEDY)
+
+    assert answers(CudaRecorder(torch.device("cuda", 0))) == answers(EagerRecorder())
+
+
+def test_a_span_is_the_time_of_a_step_alone() -> None:
+    def sleep(million_cycles: int) -> None:
+        torch.cuda._sleep(million_cycles * 1_000_000)  # type: ignore[no-untyped-call]
+
+    sleep(1)
+    spans = []
+    for million_cycles in (200, 50, 100):
+        span = CudaSpan()
+        sleep(million_cycles)
+        span.end()
+        spans.append(span)
+    longest, shortest, middle = (span.seconds() for span in spans)
+    assert 0 < shortest < middle < longest

@@ -41,7 +41,7 @@ from millstream_runtime.distributed.messages import (
     Reply,
     ShardLoaded,
 )
-from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.probe import choose_small_sums, find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import rank_kernels, shard
 from millstream_runtime.engine.execution.forward import Forward
@@ -85,10 +85,10 @@ class Follower:
                 _made(self._forward).zero_blocks(blocks)
             case LoadShard(config, kernels):
                 self._load(config, tuple(kernels))
-            case Measure(with_graphs):
-                config = _made(self._config)
+            case Measure(with_graphs, kernels):
+                config, model = _made(self._config), _made(self._model)
                 budget = shard.measure_memory(
-                    config, self._shard_config, _made(self._model), self._ranks, with_graphs=with_graphs
+                    config, self._shard_config, model, self._ranks, with_graphs=with_graphs, kernels=kernels
                 )
                 self._link.send(Measured(budget.available_bytes))
             case Allocate():
@@ -96,8 +96,9 @@ class Follower:
             case PrepareGraphs(buckets):
                 recorder = self._make_recorder(self._shard_config.device)
                 backend = backend_of("static_decode", self._kernels)
+                model, cache, rows = _made(self._model), _made(self._cache), _made(self._config).max_num_seqs
                 _made(self._forward).graphs = shard.graphed_decodes(
-                    _made(self._model), _made(self._cache), buckets, recorder, backend, self._ranks
+                    model, cache, buckets, recorder, backend, self._ranks, num_rows=rows
                 )
             case RecordGraph(bucket):
                 recorded = _made(_made(self._forward).graphs).record(bucket)
@@ -186,7 +187,7 @@ def _join(link: Link, join: Join) -> DistributedRanks:
         device = torch.device("cuda", join.rank)
     link.send(Joined())
     ranks = process_group.join(join.rank, join.size, device, Path(join.rendezvous), join.timeout_seconds)
-    find_topology(ranks, device)
+    choose_small_sums(ranks, device, find_topology(ranks, device))
     return ranks
 
 

@@ -39,7 +39,7 @@ from millstream_runtime.distributed.messages import (
     Reply,
     ShardLoaded,
 )
-from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.probe import choose_small_sums, find_topology
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.exit_signal import killed_by
@@ -104,7 +104,8 @@ class Leader:
         self.gather(Joined)
         with self.computing():
             self.ranks = process_group.join(0, size, device, rendezvous, self._exchange_timeout_seconds)
-            self.topology: Topology = find_topology(self.ranks, device)
+            topology = find_topology(self.ranks, device)
+            self.topology: Topology = choose_small_sums(self.ranks, device, topology)
 
     @property
     def is_lost(self) -> bool:

@@ -36,9 +36,10 @@ class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Measure what a KV pool may take on this rank, beside graphs where there are any."""
+    """Measure what a KV pool may take on this rank, beside graphs where there are any, with these kernels."""
 
     with_graphs: bool = False
+    kernels: list[KernelChoice] = []
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
-from millstream_runtime.distributed import nvlink
+from millstream_runtime.distributed import nvlink, symmetric_memory
+from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.models.linear.tensor_parallel import Ranks
 
@@ -32,6 +34,15 @@ def find_topology(ranks: Ranks, device: torch.device) -> Topology:
         allreduce_bytes_per_second=moved_bytes / seconds,
         allreduce_latency_seconds=latency_seconds,
     )
+
+
+def choose_small_sums(ranks: DistributedRanks, device: torch.device, topology: Topology) -> Topology:
+    """Let the ranks sum few numbers by symmetric memory where they can; the topology says whether, and why. All ranks
+    call this at the same time."""
+    reason = ranks.use_for_small_sums(device, symmetric_memory.reason_against(topology, device))
+    if reason is None:
+        return replace(topology, small_sums=symmetric_memory.BACKEND, small_sums_reason="NVLink joins all GPUs")
+    return replace(topology, small_sums=ranks.backend, small_sums_reason=reason)
 
 
 def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds: int) -> float:

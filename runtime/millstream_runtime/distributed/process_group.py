@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from millstream_runtime.distributed.symmetric_memory import Summing, SymmetricSum, sums_rightly
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LOOPBACK = "lo"
@@ -53,6 +54,7 @@ class DistributedRanks:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._is_alone = False
+        self._small_sums: Summing | None = None
         self.rank, self.size = group.rank(), group.size()
         self.backend: str = dist.get_backend(group)
 
@@ -68,8 +70,48 @@ class DistributedRanks:
         if self._is_alone:
             return partial
         with collective_errors():
-            dist.all_reduce(partial, group=self._group)
+            if self._small_sums is not None and self._small_sums.takes(partial):
+                self._small_sums.all_reduce(partial)
+            else:
+                dist.all_reduce(partial, group=self._group)
         return partial
+
+    def use_for_small_sums(self, device: torch.device, reason_against: str | None) -> str | None:
+        """Sum few numbers by symmetric memory from now on, where every rank can and a first sum is right.
+
+        All ranks call this together. `reason_against`: why this rank cannot; None: it can. Returns why they do not;
+        None: they do.
+        """
+        summing: Summing | None = None
+
+        def find_reason() -> str | None:
+            return reason_against
+
+        def share_memory() -> str | None:
+            nonlocal summing
+            try:
+                summing = SymmetricSum(self._group, device)
+            except RuntimeError as error:
+                return f"{type(error).__name__}: {_first_line(error)[:200]}"
+            return None
+
+        def add() -> str | None:
+            is_right = summing is not None and sums_rightly(summing, self.rank, self.size, device)
+            return None if is_right else "its first sum was wrong"
+
+        # All ranks take a step, or none does: whoever went on alone would wait for the others.
+        for find_problem in (find_reason, share_memory, add):
+            problem = find_problem()
+            if not self._all_agree(device, problem is None):
+                return problem or "another rank cannot"
+        self._small_sums = summing
+        return None
+
+    def _all_agree(self, device: torch.device, agrees: bool) -> bool:
+        votes = torch.tensor([agrees], dtype=torch.int32, device=device)
+        with collective_errors():
+            dist.all_reduce(votes, dist.ReduceOp.MIN, group=self._group)
+        return bool(votes.item())
 
     def gather(self, part: Tensor) -> list[Tensor]:
         if self._is_alone:
@@ -107,5 +149,10 @@ def collective_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RuntimeFailure(FailureReason.NCCL_FAILED, f"The ranks lost each other: {said[:500]}.") from error
+        said = _first_line(error)[:500]
+        raise RuntimeFailure(FailureReason.NCCL_FAILED, f"The ranks lost each other: {said}.") from error
+
+
+def _first_line(error: RuntimeError) -> str:
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

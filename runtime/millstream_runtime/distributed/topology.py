@@ -22,3 +22,5 @@ class Topology:
     # What 2 (n - 1) / n of the bytes of a large all-reduce take: to be compared with a link's speed, whatever n is.
     allreduce_bytes_per_second: float
     allreduce_latency_seconds: float  # of a small one
+    small_sums: str = ""  # what adds the few numbers of a decode over the ranks
+    small_sums_reason: str = ""

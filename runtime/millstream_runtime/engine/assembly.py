@@ -8,10 +8,11 @@ from pathlib import Path
 from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, AcceptanceRule, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.ending import Ending
-from millstream_runtime.engine.execution.kernel_choice import sampler_kernels
+from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, backend_of, sampler_kernels
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.engine.request import EngineStats
@@ -50,6 +51,7 @@ def make_blocks(config: RuntimeConfig, loaded: LoadedModel, model: ModelConfig, 
         lookahead_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         prefix_root=root,
+        has_regions=backend_of(ATTENTION_PARTS[0], loaded.kernels) is Backend.TORCH,  # the kernels read block tables
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
+from millstream_runtime.engine.device_events import CudaSpan, StepSpan
 from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.engine.request import SamplingParams
 
@@ -86,6 +87,9 @@ class DevicePolicy(Protocol):
     def before_compute(self, num_tokens: int) -> None:
         """Something of `num_tokens` rows is computed next."""
 
+    def begin_span(self) -> StepSpan | None:
+        """Begin to time the step that is launched next; None: the host's clock around launch and read is right."""
+
     def free_cached_memory(self) -> None:
         """A step was short of memory: give back what the allocator keeps for later."""
 
@@ -124,6 +128,9 @@ class AcceleratorPolicy:
 
     def before_compute(self, num_tokens: int) -> None:
         return
+
+    def begin_span(self) -> StepSpan | None:
+        return CudaSpan() if self._device.type == "cuda" else None
 
     def free_cached_memory(self) -> None:
         if self._device.type == "cuda":

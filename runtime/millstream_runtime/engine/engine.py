@@ -72,7 +72,7 @@ class Engine:
             on_phase: `on_phase(phase, message)` is called when a phase of loading begins.
             rank_group: ranks that are running already; by default the engine starts its own.
             on_read: `on_read(done_bytes, total_bytes)` is called after each tensor of the checkpoint.
-            execution: how steps are executed; by default as `execution_mode.choose` says for the device.
+            execution: how steps are executed; by default as `execution_mode` says.
             drafter: what proposes tokens for steps to check; by default as `config.speculation_method` says.
 
         Raises:
@@ -276,6 +276,7 @@ class Engine:
             sequence.steps_in_flight += 1
         shape = None if self._pace is None else self._pace.step_time(chunks)
         began = self.step_clock()
+        span = None if shape is None else self._policy.begin_span()
         try:
             with self._rank_group.computing():
                 launched = self._runner.launch(chunks)
@@ -283,11 +284,13 @@ class Engine:
             for sequence, _ in chunks:
                 sequence.steps_in_flight -= 1
             raise
+        if span is not None:
+            span.end()
         self._count_as_computed(chunks)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._ending.is_at_length(sequence, len(sequence.token_ids))
-        return StepInFlight(launched, chunks, shape, began)
+        return StepInFlight(launched, chunks, shape, began, span)
 
     def _count_as_computed(self, chunks: list[Chunk]) -> None:
         self._scheduler.advance(chunks)
@@ -303,9 +306,11 @@ class Engine:
             sampled = step.launched.read()
         now = self.step_clock()
         decodes = None if self._drafting is None else self._drafting.decodes_of(step.chunks)
-        # The device began with it when it was launched, or when it was done with the step before.
         if step.shape is not None and self._pace is not None:
-            seconds = now - max(step.began_at_seconds, self._read_at_seconds)
+            if step.span is not None:
+                seconds = step.span.seconds()
+            else:  # the device began with it when it was launched, or when it was done with the step before
+                seconds = now - max(step.began_at_seconds, self._read_at_seconds)
             self._pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
         for sequence, _ in step.chunks:

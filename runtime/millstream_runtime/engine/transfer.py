@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from millstream_runtime.engine.device_events import Mark
+
 
 def on_device(
     values: Sequence[int] | Sequence[float] | Sequence[Sequence[float]],
@@ -35,17 +37,14 @@ class ReadBack:
     enqueued behind it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
         self._host = tensor
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._copied = Mark(tensor.device)
 
     def tolist(self) -> list[Any]:
         """The numbers; a list of lists where there are two dimensions."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._copied.wait()
         values: list[Any] = self._host.tolist()
         return values

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from millstream_runtime.models.cpu.linear import CpuLayout
-from millstream_runtime.models.linear.linear import MemoryLayout, PlainLayout
+from millstream_runtime.models.linear.linear import MemoryLayout, OutputMajorLayout, PlainLayout
 
 
 def memory_layout_for(device: torch.device, dtype: torch.dtype, copy_budget_bytes: int) -> MemoryLayout:
     """Return a new layout for one model. `copy_budget_bytes`: what second copies of weights may take."""
-    return CpuLayout(dtype, copy_budget_bytes) if device.type == "cpu" else PlainLayout()
+    if device.type == "cpu":
+        return CpuLayout(dtype, copy_budget_bytes)
+    return OutputMajorLayout() if device.type == "cuda" else PlainLayout()

@@ -59,6 +59,9 @@ class CpuPolicy:
         if torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
 
+    def begin_span(self) -> None:
+        return None
+
     def free_cached_memory(self) -> None:
         return  # malloc gives freed memory to whoever asks next
 

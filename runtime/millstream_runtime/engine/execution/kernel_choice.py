@@ -52,7 +52,7 @@ def choose_kernels(
     if shape.quantization is not None:
         reasons[LINEAR] = reason or _unsupported_layers(dtype)
     reasons[ROPE] = of_layers or _unsupported_heads(shape)
-    if shape.waits_for_device:
+    if shape.has_experts:
         reasons[EXPERTS] = of_layers or (None if shape.quantization is None else "experts are quantized")
     else:
         del reasons[EXPERTS]  # the model has none
@@ -77,13 +77,19 @@ def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype
     return TritonLayers(norm, activation, linear, rope, experts, check)
 
 
-def after_loading(choices: tuple[KernelChoice, ...], layers: LayerKernels | None) -> tuple[KernelChoice, ...]:
-    """The choices, corrected by what the weights showed when they were loaded."""
-    problem = None if layers is None else layers.linear_problem
-    if problem is None:
-        return choices
-    refused = KernelChoice(LINEAR, Backend.TORCH, problem)
-    return tuple(refused if choice.part == LINEAR else choice for choice in choices)
+def after_loading(
+    choices: tuple[KernelChoice, ...], layers: LayerKernels | None, *, waits_for_device: bool = False
+) -> tuple[KernelChoice, ...]:
+    """The choices, corrected by what the weights showed when they were loaded.
+
+    `waits_for_device`: see `Decoder`; experts that no kernel took do.
+    """
+    refused: dict[str, KernelChoice] = {}
+    if layers is not None and layers.linear_problem is not None:
+        refused[LINEAR] = KernelChoice(LINEAR, Backend.TORCH, layers.linear_problem)
+    if waits_for_device and backend_of(EXPERTS, choices) is Backend.TRITON:
+        refused[EXPERTS] = KernelChoice(EXPERTS, Backend.TORCH, "the kernels do not take the experts of a layer")
+    return tuple(refused.get(choice.part, choice) for choice in choices)
 
 
 def sampler_kernels(choices: tuple[KernelChoice, ...]) -> SamplerKernels | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.draft_tree import DraftTree
+from millstream_runtime.engine.device_events import Mark
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphPlan, GraphUse
@@ -109,7 +110,7 @@ class ModelRunner:
         self._policy.before_compute(len(last_rows))
         prompts = [self._describe_prompt(slab, self._forward.logits(residual, slab.rows)) for slab in slabs]
         logits = self._forward.logits(residual, last_rows) if sampled else None
-        sample = list if logits is None else self._sample(logits, sampled, step.kept_rows)
+        sample = self._read_nothing() if logits is None else self._sample(logits, sampled, step.kept_rows)
         sampling = [row.sequence for row in sampled if not row.num_drafts]
 
         def read() -> list[Sampled]:
@@ -143,6 +144,8 @@ class ModelRunner:
             [_block_run(table) for table in sequence.other_tables],
             len(sequence.draft_ids),
             () if self._tree is None else self._tree.parents[: len(sequence.draft_ids)],
+            sequence.row,
+            (sequence.arrival, sequence.num_releases),
         )
 
     def _sample(self, logits: Tensor, rows: list[SampledRow], kept_rows: list[int]) -> Callable[[], list[Sampled]]:
@@ -174,6 +177,17 @@ class ModelRunner:
         if self._kernels is None:
             return logprobs.log_softmax(logits)
         return logits.clone() if logits.dtype == torch.float32 else logits
+
+    def _read_nothing(self) -> Callable[[], list[Sampled]]:
+        """For a step that samples nothing. What is returned waits for it: or the host would launch all chunks of a
+        prompt at once, and whoever comes meanwhile would wait for all."""
+        computed = Mark(self.device)
+
+        def read() -> list[Sampled]:
+            computed.wait()
+            return []
+
+        return read
 
     def _read_later(
         self, sampled: Tensor, kept_rows: list[int], details: Callable[[], dict[int, TokenLogprobs]]

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millstream_runtime.engine.device_events import StepSpan
 from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.scheduling.pacing import StepTime
 from millstream_runtime.engine.scheduling.sequence import Sequence
@@ -49,6 +50,7 @@ class StepInFlight:
     chunks: list[Chunk]
     shape: StepTime | None  # without its seconds; None without a pace that learns from them
     began_at_seconds: float
+    span: StepSpan | None = None  # its time on the device; None: the host's clock says it
 
 
 def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:

@@ -35,7 +35,7 @@ from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.execution import draft_shard, drafts, rank_kernels, shard
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
-from millstream_runtime.engine.execution.execution_mode import Execution, choose
+from millstream_runtime.engine.execution.execution_mode import Execution, after_loading, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
@@ -165,23 +165,24 @@ def load_on_ranks(
 
     Args:
         on_read: `on_read(done_bytes, total_bytes)` of rank 0's share.
-        execution: overrides `execution_mode.choose`.
+        execution: overrides what `execution_mode` says.
 
     Raises:
         RuntimeFailure: what any rank failed with.
     """
     ranks = rank_group.ranks
     shard_config = resolve_shard_config(config, ranks)
-    if execution is None:
-        execution = choose(config, shard_config.model_config, shard_config.device)
-    recorder = execution.recorder
-    kernels = _choose_kernels(config, shard_config, ranks, execution)
+    chosen = execution or choose(config, shard_config.device)
+    kernels = _choose_kernels(config, shard_config, ranks, chosen)
     draft = drafts.resolve(config, shard_config)
     rank_group.broadcast(LoadShard(config, _of_others(kernels)))
     draft_model = None if draft is None else drafts.load(config, shard_config, draft)
     model, kernels, lookups = _load_alike(config, shard_config, rank_group, kernels, on_read)
+    if execution is None:
+        chosen = after_loading(chosen, model)
+    recorder = chosen.recorder
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
-    rank_group.broadcast(Measure(with_graphs=recorder is not None))
+    rank_group.broadcast(Measure(recorder is not None, _of_others(kernels)))
     draft_step_bytes = 0 if draft is None else drafts.largest_step_bytes(config, shard_config, draft)
     with rank_group.computing():
         budget = shard.measure_memory(
@@ -190,6 +191,7 @@ def load_on_ranks(
             model,
             ranks,
             with_graphs=recorder is not None,
+            kernels=kernels,
             draft_step_bytes=draft_step_bytes,
         )
     available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
@@ -205,7 +207,8 @@ def load_on_ranks(
         plan = shard.plan_graphs(config, model, cache, pool.max_model_len, backend)
         if plan is not None:
             buckets = plan.buckets.to_record()
-            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks)
+            rows = config.max_num_seqs
+            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks, num_rows=rows)
             _record_graphs(rank_group, plan, forward.graphs, on_phase)
     graphs_bytes = 0 if plan is None else plan.use.num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
@@ -217,7 +220,7 @@ def load_on_ranks(
         )
     linears = tuple(LinearChoice(words, why, count) for (words, why), count in model.implementations.items())
     return LoadedModel(
-        shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, linears, loaded_draft, plan
+        shard_config, forward, pool, cache.layout, use, chosen, kernels, lookups, linears, loaded_draft, plan
     )
 
 

@@ -51,7 +51,7 @@ def load(
     def load_for(choices: Choices) -> tuple[Decoder, Choices]:
         layers = layer_kernels(choices, shard_config.device, shard_config.dtype)
         model = shard.load(config, shard_config, ranks, on_read, layers)
-        return model, after_loading(choices, layers)
+        return model, after_loading(choices, layers, waits_for_device=model.waits_for_device)
 
     if shard_config.device.type != "cuda" or all(choice.backend is Backend.TORCH for choice in kernels):
         return LoadedShard(*load_for(kernels), {})

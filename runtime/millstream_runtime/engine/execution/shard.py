@@ -18,11 +18,12 @@ from millstream_runtime.engine.execution.graphs.graph_budget import buckets_with
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphedDecodes, GraphPlan
 from millstream_runtime.engine.execution.graphs.recorders import Recorder
 from millstream_runtime.engine.execution.graphs.static_decode import StaticDecode
+from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, backend_of
 from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
-from millstream_runtime.engine.kernel_backends import Backend
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.sampling.largest_sample import sample_largest
@@ -132,17 +133,18 @@ def measure_memory(
     ranks: RankInfo = SINGLE_PROCESS,
     *,
     with_graphs: bool = False,
+    kernels: Sequence[KernelChoice] = (),
     draft_step_bytes: int = 0,
 ) -> pool_size.MemoryBudget:
     """Return what this rank's pool may take beside the largest step: `max_num_batched_tokens` behind the longest
     context. On CUDA all ranks compute that step together; on a CPU, where it takes minutes, it is counted.
 
-    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there. `draft_step_bytes`: of a
-    draft model's largest pass, which comes before a step.
+    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there. `kernels`: what computes the
+    parts of a step. `draft_step_bytes`: of a draft model's largest pass, which comes before a step.
     """
     if shard_config.device.type == "cpu":
         return _cpu_budget(config, shard_config, ranks, draft_step_bytes)
-    return _cuda_budget(config, shard_config, model, ranks, with_graphs)
+    return _cuda_budget(config, shard_config, model, ranks, kernels, with_graphs=with_graphs)
 
 
 def plan_graphs(
@@ -156,7 +158,8 @@ def plan_graphs(
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
-    block_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers  # as graphs copy them
+    copied_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers
+    block_bytes = _padded_step_bytes(config, model.config, copied_bytes, backend)
     in_place = backend is Backend.TORCH and varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
@@ -172,9 +175,12 @@ def graphed_decodes(
     recorder: Recorder,
     backend: Backend,
     ranks: RankInfo = SINGLE_PROCESS,
+    *,
+    num_rows: int,
 ) -> GraphedDecodes:
-    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded."""
-    decode = StaticDecode(model, cache, buckets, backend)
+    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded; `num_rows`:
+    of the batch."""
+    decode = StaticDecode(model, cache, buckets, backend, num_rows)
     return GraphedDecodes(decode, recorder, is_only_rank=ranks.size == 1)
 
 
@@ -252,22 +258,30 @@ def _cpu_budget(
 
 
 def _cuda_budget(
-    config: RuntimeConfig, shard_config: ShardConfig, model: Decoder, ranks: RankInfo, with_graphs: bool
+    config: RuntimeConfig,
+    shard_config: ShardConfig,
+    model: Decoder,
+    ranks: RankInfo,
+    kernels: Sequence[KernelChoice],
+    *,
+    with_graphs: bool,
 ) -> pool_size.MemoryBudget:
     """Measure the largest step on a throw-away pool, then count what is left."""
     device = shard_config.device
     cache = make_kv_cache(config, shard_config, 1, ranks)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
-    compute_largest_step(config, shard_config.model_config.max_model_len, Forward(model, cache, shard_config.policy))
+    eager, static = (backend_of(part, tuple(kernels)) for part in ATTENTION_PARTS)
+    forward = Forward(model, cache, shard_config.policy, backend=eager)
+    compute_largest_step(config, shard_config.model_config.max_model_len, forward)
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-    del cache
+    del cache, forward
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
-    graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes) if with_graphs else 0
+    graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes, static) if with_graphs else 0
     return pool_size.cuda_budget(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
 
 
@@ -311,13 +325,32 @@ def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int, 
     return ChunkInput(num_tokens, context_len, 0, 0, num_blocks, [0] * num_blocks, other_tables)
 
 
-def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:
+def _graphs_estimate_bytes(
+    config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int, backend: Backend
+) -> int:
     """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
     shape = rank_config(shard_config.model_config, ranks)
     block_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) * config.block_size_tokens
-    buckets = _buckets(config, shape, block_bytes, shape.max_model_len, limit_bytes)
-    graphs_bytes = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=shape.num_layers)
+    taken_bytes = _padded_step_bytes(config, shape, block_bytes, backend)
+    buckets = _buckets(config, shape, taken_bytes, shape.max_model_len, limit_bytes)
+    graphs_bytes = estimate_bytes(buckets, block_bytes=taken_bytes, num_layers=shape.num_layers)
     return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
+
+
+def _padded_step_bytes(config: RuntimeConfig, shape: ModelConfig, block_bytes: int, backend: Backend) -> int:
+    """What a padded step of decodes takes for each KV block that it names, in all layers.
+
+    Torch copies the block (`block_bytes`). The kernels read it where it is, and keep a partial sum of each head for
+    every SPLIT_TOKENS of a row.
+    """
+    if backend is Backend.TORCH:
+        return block_bytes
+    from millstream_kernels.attention.decode import SPLIT_TOKENS
+
+    pool_heads, size = shape.kv_shape
+    value_size = size - shape.head_dim if pool_heads == 1 else size  # of a latent without the rotated part
+    partial_bytes = shape.num_heads * (value_size + 2) * torch.float32.itemsize  # values, their weight, a maximum
+    return shape.num_layers * -(-partial_bytes * config.block_size_tokens // SPLIT_TOKENS)
 
 
 def _buckets(

@@ -36,6 +36,8 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     other_tables: list[BlockRun] = []
     num_drafts: int = 0
     parents: tuple[int, ...] = ()
+    row: int | None = None  # of the batch, which the sequence keeps while it runs; None: it has none
+    owner: tuple[int, int] | None = None  # of the block table: while they are the same, it has only grown
 
     def of_group(self, group: int) -> ChunkInput:
         """The same tokens with the block table of a group of layers."""
@@ -51,6 +53,8 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
             run.scattered_blocks,
             num_drafts=self.num_drafts,
             parents=self.parents,
+            row=self.row,
+            owner=self.owner,
         )
 
     @property

@@ -21,6 +21,8 @@ keys and values in place, and those of many rows as one strided view, without ga
 Regions are a preference among free blocks, never a reservation: a sequence that outgrows its region takes any free
 block, and none evicts a cached block because it lies in its region. A sequence whose region begins with cached blocks
 starts behind them instead, in the longest run of free blocks there.
+
+Where attention reads block tables on the device, one place is as good as another, and there are no regions.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class BlockManager:
         group: int = 0,
         num_groups: int = 1,
         lookahead_tokens: int | None = None,
+        has_regions: bool = True,
     ) -> None:
         """Create a manager of free blocks.
 
@@ -63,6 +66,7 @@ class BlockManager:
             pool: shared with the managers of other groups; by default its own.
             group: which of `num_groups` this is.
             lookahead_tokens: beyond the window and this many tokens a sequence gets no blocks before it needs them.
+            has_regions: whether rows have regions, where the pool is its own.
         """
         if num_blocks < 1 or num_rows < 1:
             raise ValueError(f"a pool needs at least one block and one row, not {num_blocks} and {num_rows}")
@@ -70,7 +74,7 @@ class BlockManager:
         self.block_size_tokens = block_size_tokens
         self.window_tokens = window_tokens
         self.windows: tuple[int | None, ...] = (window_tokens,)  # of all groups
-        self._pool = pool if pool is not None else BlockPool(num_blocks, num_rows * num_groups)
+        self._pool = pool if pool is not None else BlockPool(num_blocks, num_rows * num_groups * has_regions)
         self._group, self._num_groups = group, num_groups
         self._lookahead_tokens = lookahead_tokens
         self._cache = PrefixCache(prefix_root) if enable_prefix_caching else None
@@ -140,14 +144,14 @@ class BlockManager:
         return sum(holders[block] == released.get(block, 0) + 1 for block in self.held_by(sequence))
 
     def row_of_hits(self, hits: Seq[int]) -> int | None:
-        """The row whose region has the last of these blocks; None where none has."""
+        """The row whose region has the last of these blocks; None where none has, or there are no regions."""
         if not hits or hits[-1] >= self._pool.num_region_blocks:
             return None
         return hits[-1] // self._pool.region_blocks // self._num_groups
 
     def region_is_cached(self, row: int) -> bool:
         """Whether the first block of the row's region holds a cached prefix."""
-        return self._cache is not None and self._region_start(row) in self._cache
+        return self._pool.has_regions and self._cache is not None and self._region_start(row) in self._cache
 
     # Changes -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +304,8 @@ class BlockManager:
 
     def _next_place(self, table: Table, row: int) -> int | None:
         """The block that keeps the table contiguous within a region; None where any is as good as another."""
+        if not self._pool.has_regions:
+            return None
         if table.block_table:
             after = table.block_table[-1] + 1
             return after if table.blocks_are_contiguous and self._pool.is_within_region(after) else None

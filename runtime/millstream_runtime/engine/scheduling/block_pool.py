@@ -7,6 +7,7 @@ free         by none, contents unknown; a cached block is evicted only when ther
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import islice
 
@@ -20,18 +21,23 @@ class BlockPool:
         """Create free blocks.
 
         Args:
-            num_regions: into how many equal regions they are divided; see `block_manager`.
+            num_regions: into how many equal regions they are divided; 0: none. See `block_manager`.
         """
         self.num_blocks = num_blocks
-        self.region_blocks = num_blocks // num_regions
+        self.has_regions = num_regions > 0
+        self.region_blocks = num_blocks // num_regions if num_regions else 0
         self.num_region_blocks = self.region_blocks * num_regions
         # An ordered set: any member is removed in O(1), and popitem() takes the newest. Blocks outside all regions
         # and the far ends of regions are put in last, so they are taken first; a freed sequence's tail before its head.
-        self.free = dict.fromkeys(
+        # Without regions the first are.
+        ordered: Iterable[int] = (
             sorted(
                 range(num_blocks), key=lambda b: b % self.region_blocks if b < self.num_region_blocks else num_blocks
             )
+            if self.has_regions
+            else reversed(range(num_blocks))
         )
+        self.free = dict.fromkeys(ordered)
         self.evictable: dict[int, None] = {}  # the same, oldest first
         self.num_holders = [0] * num_blocks
         self.caches: list[PrefixCache] = []  # of all managers

@@ -43,12 +43,14 @@ class HybridBlockManager(BlockManager):
         lookahead_tokens: int,
         enable_prefix_caching: bool = False,
         prefix_root: bytes = b"",
+        has_regions: bool = True,
     ) -> None:
         """Create a pool of free blocks for groups of layers.
 
         Args:
             windows: of each group, ascending; None (to the start) last.
             lookahead_tokens: the most tokens of one sequence that a step computes.
+            has_regions: see `BlockManager`.
         """
 
         def arguments(group: int) -> dict[str, Any]:
@@ -59,6 +61,7 @@ class HybridBlockManager(BlockManager):
                 "lookahead_tokens": None if windows[group] is None else lookahead_tokens,
                 "group": group,
                 "num_groups": len(windows),
+                "has_regions": has_regions,
             }
 
         super().__init__(num_blocks, block_size_tokens, num_rows, **arguments(0))
@@ -176,6 +179,7 @@ def make_block_manager(
     lookahead_tokens: int,
     enable_prefix_caching: bool = False,
     prefix_root: bytes = b"",
+    has_regions: bool = True,
 ) -> BlockManager:
     """Return the manager of a pool for groups of layers with these windows; see the two classes."""
     if len(windows) == 1:
@@ -186,6 +190,7 @@ def make_block_manager(
             enable_prefix_caching=enable_prefix_caching,
             window_tokens=windows[0],
             prefix_root=prefix_root,
+            has_regions=has_regions,
         )
     return HybridBlockManager(
         num_blocks,
@@ -195,4 +200,5 @@ def make_block_manager(
         lookahead_tokens=lookahead_tokens,
         enable_prefix_caching=enable_prefix_caching,
         prefix_root=prefix_root,
+        has_regions=has_regions,
     )

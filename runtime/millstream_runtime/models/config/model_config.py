@@ -67,8 +67,8 @@ class ModelConfig:
         return all(window is None or window >= self.max_model_len for window in self.windows)
 
     @property
-    def waits_for_device(self) -> bool:
-        """Whether the pass reads numbers back from the device to go on: then no CUDA graph can hold it."""
+    def has_experts(self) -> bool:
+        """Whether some layers are mixtures of experts."""
         return False
 
     @property

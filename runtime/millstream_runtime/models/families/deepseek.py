@@ -72,7 +72,7 @@ class DeepseekConfig(ModelConfig):
         return False
 
     @property
-    def waits_for_device(self) -> bool:
+    def has_experts(self) -> bool:
         return True
 
     @property

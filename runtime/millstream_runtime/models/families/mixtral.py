@@ -20,7 +20,7 @@ class MixtralConfig(ModelConfig):
     num_experts_per_token: int
 
     @property
-    def waits_for_device(self) -> bool:
+    def has_experts(self) -> bool:
         return True
 
 

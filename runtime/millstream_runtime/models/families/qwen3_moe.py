@@ -24,7 +24,7 @@ class Qwen3MoeConfig(ModelConfig):
     dense_layers: frozenset[int]
 
     @property
-    def waits_for_device(self) -> bool:
+    def has_experts(self) -> bool:
         return True
 
 

@@ -27,7 +27,7 @@ from millstream_runtime.models.linear.tensor_parallel import (
 from millstream_runtime.models.loading.layer_kernels import TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
-# A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
+# A tied output head shares the embedding. Where weights lie as [in, out] it is copied while that costs less than this.
 TIED_HEAD_COPY_LIMIT_BYTES = 128 << 20
 
 
@@ -55,7 +55,11 @@ class PreNormLayer:
 
 
 class Decoder:
-    """A loaded model. `forward` gives hidden states; `logits` only for the rows that a token is sampled from."""
+    """A loaded model. `forward` gives hidden states; `logits` only for the rows that a token is sampled from.
+
+    Attributes:
+        waits_for_device: whether a pass reads numbers back from the device to go on: then no CUDA graph can hold it.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], *, more_ropes: Sequence[RopeConfig] = ()
@@ -69,6 +73,7 @@ class Decoder:
         self._rotary_steps = RotarySteps(config, weights, more_ropes)
         self.weight_bytes = weights.num_bytes
         self.implementations = weights.implementations  # of quantized layers: number by arithmetic and reason
+        self.waits_for_device = weights.waits_for_device
 
     def forward(
         self,

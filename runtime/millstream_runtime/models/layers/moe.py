@@ -124,13 +124,16 @@ def sparse_mlp(
     inputs = [{f"{expert}.{gate}": units, f"{expert}.{up}": units} for expert in experts]
     outputs = [{f"{expert}.{down}": hidden_size} for expert in experts]
     gate_up, down_linears = weights.expert_linears(inputs, hidden_size), weights.expert_linears(outputs, units)
+    add_experts = layers_of(weights).routed_experts(router.spec, gate_up, down_linears)
+    if add_experts is None:
+        weights.waits_for_device = True
     return SparseMlp(
         router=router,
         gate_up=gate_up,
         down=down_linears,
         ranks=weights.ranks,
         shared=shared,
-        add_experts=layers_of(weights).routed_experts(router.spec, gate_up, down_linears),
+        add_experts=add_experts,
     )
 
 

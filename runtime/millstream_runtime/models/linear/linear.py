@@ -2,7 +2,7 @@
 
 Projection     what a layer calls: a weight whole, or spread over ranks
 Linear         one layer on one rank, in whatever form its weight is kept
-DenseLinear    one product by `[in, out]`, the form that a GPU and the meta device use
+DenseLinear    one product by `[in, out]`, in whatever order that lies in memory: what a GPU and the meta device use
 MemoryLayout   makes the `Linear` of a loaded dense weight: one object per model, chosen by device in `memory_layouts`
 
 How a checkpoint stores a weight is `quantization.weight_layout`'s concern.
@@ -72,7 +72,7 @@ class DenseLinear:
 
     def reordered(self, order: list[int]) -> Linear:
         weight, bias = self._reordered_tensors(order)
-        return DenseLinear(weight.contiguous(), bias)
+        return DenseLinear(weight if self.weight.t().is_contiguous() else weight.contiguous(), bias)
 
     def _reordered_tensors(self, order: list[int]) -> tuple[Tensor, Tensor | None]:
         """Weight `[in, out]`, contiguous as `[out, in]`, and bias in the new order."""
@@ -116,12 +116,23 @@ class PlainLayout:
     """`[in, out]` and no copies."""
 
     copy_bytes = 0
+    _is_output_major = False
 
     def is_output_major(self, num_elements: int) -> bool:
-        return False
+        return self._is_output_major
 
     def reserve(self, num_bytes: int) -> bool:
         return False
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return DenseLinear(weight, bias)
+
+
+class OutputMajorLayout(PlainLayout):
+    """`[out, in]`, as in a checkpoint, and no copies.
+
+    The inputs of an output follow one another, as do those of a row: that is what matrix units of a GPU read (BLAS's
+    `TN`). Loading transposes nothing, and a tied output head is the embedding itself.
+    """
+
+    _is_output_major = True

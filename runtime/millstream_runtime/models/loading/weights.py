@@ -49,7 +49,8 @@ class Weights(ABC):
 
     Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout
     of dense linear weights; `kernels`, what makes norms, gates and packed linears; `implementations`, quantized
-    layers by what computes them, and why.
+    layers by what computes them, and why; `waits_for_device`, whether some layer reads numbers back from the device to
+    go on.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Weights(ABC):
         self.memory: MemoryLayout = memory if memory is not None else PlainLayout()
         self._layout_of = layout_of or (lambda module: UNQUANTIZED)
         self.implementations: Counter[tuple[str, str]] = Counter()
+        self.waits_for_device = False
         self._tensor_bytes = 0
 
     @property

@@ -15,7 +15,9 @@ from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from tests.support import recording_follower
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
+from tests.support.family_cases import dense
 from tests.support.kernel_launches import recording_launches
+from tests.support.tiny_families import write_family
 from tests.support.triton_interpreter import interpreting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,3 +68,29 @@ def test_all_ranks_use_the_kernels_that_rank_0_chose_and_none_that_one_cannot_st
         assert {launch.kernel for launch in launches} == kernels - {"rms_norm_row"}
     leader.close()
     assert {*(tmp_path / "launched").read_text().split()} == kernels
+
+
+def test_ranks_with_experts_of_kernels_have_graphs(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "experts"
+    sizes = {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+    write_family(folder, **dense("mixtral", num_hidden_layers=1, **sizes))
+    requests = requests_for([[5, 17, 80, 3, 9], [4]], greedy(4))
+    expected = generate(make_engine(folder), requests)
+    monkeypatch.setenv(recording_follower.KERNELS, str(tmp_path))
+    leader = Leader(2, torch.device("cpu"), follower_module=recording_follower.MODULE)
+    backend = TRITON
+    monkeypatch.setattr(rank_group, "choose_kernels", lambda *arguments: (KernelChoice("experts", backend, ""),))
+    monkeypatch.setattr(rank_group, "choose", lambda config, device: Execution(EagerRecorder(), overlapped=True))
+    two_ranks = {"rank_group": leader, "tensor_parallel_size": 2, "max_num_seqs": 2}
+    with interpreting():
+        engine = make_engine(folder, **two_ranks)
+        assert generate(engine, requests) == expected
+        assert engine.graphs is not None
+        assert (engine.graphs.num_refused, engine.graphs.replayed_steps > 0) == (0, True)
+        backend = TORCH
+        engine = make_engine(folder, **two_ranks)
+        assert generate(engine, requests) == expected
+        assert engine.graphs is None
+    leader.close()

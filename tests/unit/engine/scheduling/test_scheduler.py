@@ -32,8 +32,18 @@ def sequence(
 class Simulation:
     """The engine without a model: every sampled token is 1."""
 
-    def __init__(self, num_blocks: int, budget: int, max_num_seqs: int, *, prefix_caching: bool = False) -> None:
-        self.blocks = BlockManager(num_blocks, BLOCK, max_num_seqs, enable_prefix_caching=prefix_caching)
+    def __init__(
+        self,
+        num_blocks: int,
+        budget: int,
+        max_num_seqs: int,
+        *,
+        prefix_caching: bool = False,
+        has_regions: bool = True,
+    ) -> None:
+        self.blocks = BlockManager(
+            num_blocks, BLOCK, max_num_seqs, enable_prefix_caching=prefix_caching, has_regions=has_regions
+        )
         self.scheduler = Scheduler(self.blocks, budget, max_num_seqs)
         self.budget, self.max_num_seqs = budget, max_num_seqs
         self.finished: list[int] = []
@@ -65,11 +75,22 @@ jobs = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(jobs, st.integers(MAX_LEN // BLOCK, 40), st.integers(1, 6), st.integers(0, 40), st.booleans())
+@given(jobs, st.integers(MAX_LEN // BLOCK, 40), st.integers(1, 6), st.integers(0, 40), st.booleans(), st.booleans())
 def test_everything_ends_within_budget_and_pool(
-    jobs: list[tuple[int, int, int, int]], num_blocks: int, max_num_seqs: int, extra_budget: int, prefix_caching: bool
+    jobs: list[tuple[int, int, int, int]],
+    num_blocks: int,
+    max_num_seqs: int,
+    extra_budget: int,
+    prefix_caching: bool,
+    has_regions: bool,
 ) -> None:
-    simulation = Simulation(num_blocks, max_num_seqs + extra_budget, max_num_seqs, prefix_caching=prefix_caching)
+    simulation = Simulation(
+        num_blocks,
+        max_num_seqs + extra_budget,
+        max_num_seqs,
+        prefix_caching=prefix_caching,
+        has_regions=has_regions,
+    )
     coming = [
         (sequence(arrival, prompt_len, max_tokens, priority=priority), gap)
         for arrival, (prompt_len, max_tokens, gap, priority) in enumerate(jobs)
@@ -185,6 +206,28 @@ def test_sequences_stay_at_home_while_they_fit_and_borrow_far_ends_when_they_do_
     blocks.check_integrity([one])
     blocks.free(one)
     assert blocks.num_free_blocks == 12
+
+
+def test_without_regions_blocks_are_taken_as_they_come() -> None:
+    """As where attention reads block tables on the device."""
+    blocks = BlockManager(
+        num_blocks=12, block_size_tokens=BLOCK, num_rows=3, enable_prefix_caching=True, has_regions=False
+    )
+    one, two = sequence(0, 3 * BLOCK, 1), sequence(1, 1, 1)
+    one.row, two.row = 2, 0
+    blocks.allocate(one, 2 * BLOCK)
+    blocks.allocate(two, BLOCK)
+    blocks.allocate(one, 3 * BLOCK)
+    assert (one.block_table, two.block_table) == ([0, 1, 3], [2])
+    one.num_computed_tokens = 3 * BLOCK
+    blocks.publish(one, 3 * BLOCK)
+    assert blocks.row_of_hits(one.block_table) is None
+    assert not any(blocks.region_is_cached(row) for row in range(3))
+    blocks.check_integrity([one, two])
+    blocks.free(two)
+    two.row = 1
+    blocks.allocate(two, 9 * BLOCK)
+    assert sorted(two.block_table) == [2, *range(4, 12)]
 
 
 def test_the_least_urgent_is_preempted_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream_runtime.engine.execution.graphs.buckets import Buckets
 
-GATHER_SHARE_PERCENT = 2  # of the usable memory: what one layer of a padded step may copy
+GATHER_SHARE_PERCENT = 2  # of the usable memory: what one layer of a padded step may copy, or keep of partial sums
 GATHER_FACTOR = 1.5  # in addition to the copy there are masks, indices, and scores where they are capped
 GRAPH_FIXED_BYTES = 64 << 20  # cuBLAS workspaces of the stream that records, and what the allocator rounds up
 GRAPH_BYTES_PER_LAYER = 8 << 20  # of nodes and parameters, over all graphs; the planner's estimate too
@@ -20,9 +20,9 @@ def buckets_within(
     block_size_tokens: int,
     in_place: bool = False,
 ) -> Buckets:
-    """Buckets whose steps copy at most GATHER_SHARE_PERCENT of `limit_bytes` in a layer.
+    """Buckets whose steps take at most GATHER_SHARE_PERCENT of `limit_bytes` in a layer.
 
-    `block_bytes`: of one KV block in all layers. `in_place`: see `Buckets`.
+    `block_bytes`: what a step takes for each KV block that it names, in all layers. `in_place`: see `Buckets`.
     """
     layer_block_bytes = max(1, block_bytes // num_layers)
     most_cells = limit_bytes * GATHER_SHARE_PERCENT // 100 // layer_block_bytes

@@ -3,11 +3,12 @@
 Lengths, tables and slots are numbers in persistent buffers on the device, not shapes and not Python integers. So the
 same operations on the same addresses compute every step of a bucket, and nothing in them waits for the host:
 
-    host     one pinned array:  token ids, positions, lengths [3, rows]
-                                per group of layers: slots, first slots [2, rows] | block table [rows, width]
-    device   the same in `_buffer`  ->  blocks gathered by the tables  ->  scores masked by the lengths  ->  residual
+    host     one pinned array:  token ids, positions, lengths, rows of the batch [4, rows]
+                                per group of layers: slots, first slots [2, rows]
+    device   the same in `_buffer`  ->  tables of these rows of the batch (`device_tables`, which a step brings up to
+             date)  ->  blocks gathered by the tables  ->  scores masked by the lengths  ->  residual
 
-A bucket that reads in place has no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
+A bucket that reads in place uses no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
 
 Padding goes to two blocks that the pool has beyond those that requests get. A row that is only padding writes into the
 *sink*, which is never read. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
@@ -22,7 +23,7 @@ fixed shapes in torch; Triton's paged kernel, which reads tables and lengths on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
+from millstream_runtime.engine.execution.graphs.device_tables import DeviceTables
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -44,31 +46,43 @@ from millstream_runtime.engine.transfer import staging
 from millstream_runtime.models.layers.attention import Attention, AttentionSpec
 from millstream_runtime.models.layers.decoder import Decoder
 
-SHARED_VECTORS = 3  # token ids, positions, lengths
+SHARED_VECTORS = 4  # token ids, positions, lengths, rows of the batch
 GROUP_VECTORS = 2  # slots, first slots
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """One bucket's view of the persistent buffer, for one group of layers; all int64."""
+    """One bucket's view of what a step is filled into, for one group of layers; all int64 but the tables, int32."""
 
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows], rows of the rotary table
     slots: Tensor  # [rows], places in the pool of the new tokens
     lengths: Tensor  # [rows], tokens in the cache after the step, at least 1
+    rows: Tensor  # [rows], of the batch
     first_slots: Tensor  # [rows], places in the pool of the first tokens
-    tables: Tensor  # [rows, width]; of a bucket that reads in place [rows, 0]
+    batch_tables: Tensor  # [rows of the batch and one of padding, width]
+
+    @property
+    def tables(self) -> Tensor:
+        """`[rows, width]`, gathered at each call."""
+        return self.batch_tables.index_select(0, self.rows)
 
 
 class StaticDecode:
     """The model's pass over a padded step of decodes: `fill` the buffers, `compute` (or replay it), read `residual`."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, buckets: Iterable[Bucket], backend: Backend = Backend.TORCH
+        self,
+        model: Decoder,
+        cache: KVCache,
+        buckets: Iterable[Bucket],
+        backend: Backend = Backend.TORCH,
+        num_rows: int | None = None,
     ) -> None:
         """`cache` has padding blocks. The buffers are as large as the largest of `buckets` needs.
 
-        `backend`: what computes attention; Triton's kernel reads tables on the device and gathers nothing.
+        `backend`: what computes attention; Triton's kernel reads tables on the device and gathers nothing. `num_rows`:
+        of the batch; by default those of the largest bucket.
         """
         if cache.num_padding_blocks < KVCache.PADDING_BLOCKS:
             raise ValueError("static decodes need a pool with padding blocks")
@@ -82,20 +96,36 @@ class StaticDecode:
         self._buffer = torch.zeros(num_elements, dtype=torch.int64, device=self.device)
         # Blocks that every layer of a group has passed may be another's by now.
         self._windows = cache.layout.windows if num_groups > 1 else (model.config.longest_window,)
+        most_rows = num_rows if num_rows is not None else max(size.rows for size in sizes)
+        width = max((size.width_blocks for size in sizes if not size.in_place), default=0)
+        self._tables = [DeviceTables(most_rows, width, cache.zero_block, self.device) for _ in self._windows]
         hidden, dtype = model.config.hidden_size, cache.like.dtype
         self._residual = torch.zeros(max(size.rows for size in sizes), hidden, dtype=dtype, device=self.device)
 
     def fill(self, bucket: Bucket, step: StepInput) -> DecodeBuffers:
-        """Enqueue the copy of a step's numbers into the bucket's buffers: the only thing that differs between steps.
-        Returns those of the first group of layers.
+        """Enqueue the copies of a step's numbers into the bucket's buffers and of what has changed of its block tables:
+        the only things that differ between steps. Returns the buffers of the first group of layers.
 
         The step has decodes only, at most `bucket.rows` of them, none longer than `bucket.width_blocks`.
         """
+        rows = [place if chunk.row is None else chunk.row for place, chunk in enumerate(step.chunks)]
+        if not bucket.in_place:
+            self._update_tables(rows, step)
         host = staging(_num_elements(bucket, len(self._windows)), self.device)
-        for group, buffers in enumerate(_views(host, bucket, len(self._windows))):
-            _write(buffers, bucket, step, self._cache, group, self._windows[group])
+        for group, buffers in enumerate(_views(host, bucket, self._tables)):
+            _write(buffers, rows, self._tables[group].padding_row, step, self._cache, group)
         self._buffer[: len(host)].copy_(host, non_blocking=True)
         return self._views(bucket)[0]
+
+    def _update_tables(self, rows: list[int], step: StepInput) -> None:
+        block = self._cache.block_size_tokens
+        for group, (tables, window) in enumerate(zip(self._tables, self._windows, strict=True)):
+            chunks = [chunk.of_group(group) for chunk in step.chunks]
+            seen = [
+                range(0 if window is None else max(0, one.context_len - window) // block, -(-one.context_len // block))
+                for one in chunks
+            ]
+            tables.update(rows, chunks, seen)
 
     def fill_with_padding(self, bucket: Bucket) -> None:
         """A step without requests: it changes no block of a request."""
@@ -129,7 +159,7 @@ class StaticDecode:
 
     def _views(self, bucket: Bucket) -> list[DecodeBuffers]:
         """Of each group of layers."""
-        return _views(self._buffer, bucket, len(self._windows))
+        return _views(self._buffer, bucket, self._tables)
 
 
 class InPlaceAttention(PoolAttention):
@@ -227,59 +257,37 @@ class StaticAttention(PoolAttention):
         return blocks, (columns[:, :, None] * block + within).flatten(1)
 
 
-def _table_width(bucket: Bucket) -> int:
-    return 0 if bucket.in_place else bucket.width_blocks
-
-
 def _num_elements(bucket: Bucket, num_groups: int) -> int:
-    return bucket.rows * (SHARED_VECTORS + num_groups * (GROUP_VECTORS + _table_width(bucket)))
+    return bucket.rows * (SHARED_VECTORS + num_groups * GROUP_VECTORS)
 
 
-def _views(buffer: Tensor, bucket: Bucket, num_groups: int) -> list[DecodeBuffers]:
-    """The parts of a buffer `[_num_elements]`, for each group of layers."""
-    rows, width = bucket.rows, _table_width(bucket)
-    stops = [SHARED_VECTORS * rows, (SHARED_VECTORS + num_groups * GROUP_VECTORS) * rows]
-    vectors, tables = buffer[stops[0] : stops[1]], buffer[stops[1] : _num_elements(bucket, num_groups)]
-    token_ids, positions, lengths = buffer[: stops[0]].view(SHARED_VECTORS, rows).unbind(0)
+def _views(buffer: Tensor, bucket: Bucket, tables: Sequence[DeviceTables]) -> list[DecodeBuffers]:
+    """The parts of a buffer `[_num_elements]`, with the tables, for each group of layers."""
+    count, stop = bucket.rows, SHARED_VECTORS * bucket.rows
+    token_ids, positions, lengths, rows = buffer[:stop].view(SHARED_VECTORS, count).unbind(0)
+    vectors = buffer[stop : _num_elements(bucket, len(tables))].view(len(tables), GROUP_VECTORS, count)
+    width = 0 if bucket.in_place else bucket.width_blocks
     return [
-        DecodeBuffers(token_ids, positions, slots, lengths, first_slots, table)
-        for (slots, first_slots), table in zip(
-            vectors.view(num_groups, GROUP_VECTORS, rows).unbind(0),
-            tables.view(num_groups, rows, width).unbind(0),
-            strict=True,
-        )
+        DecodeBuffers(token_ids, positions, slots, lengths, rows, first_slots, one.view(width))
+        for (slots, first_slots), one in zip(vectors.unbind(0), tables, strict=True)
     ]
 
 
 def _write(
-    buffers: DecodeBuffers, bucket: Bucket, step: StepInput, cache: KVCache, group: int, window: int | None
+    buffers: DecodeBuffers, rows: list[int], padding_row: int, step: StepInput, cache: KVCache, group: int
 ) -> None:
     """A step's numbers, and padding behind them, for one group of layers. `buffers`: on the host."""
     chunks, block = [chunk.of_group(group) for chunk in step.chunks], cache.block_size_tokens
     token_ids, positions, slots = buffers.token_ids.numpy(), buffers.positions.numpy(), buffers.slots.numpy()
-    lengths, first_slots, tables = buffers.lengths.numpy(), buffers.first_slots.numpy(), buffers.tables.numpy()
+    lengths, first_slots, of_batch = buffers.lengths.numpy(), buffers.first_slots.numpy(), buffers.rows.numpy()
     used = len(chunks)
-    token_ids[used:], positions[used:], lengths[used:] = 0, 0, 1
+    token_ids[used:], positions[used:], lengths[used:], of_batch[used:] = 0, 0, 1, padding_row
     slots[used:] = cache.sink_block * block
     first_slots[used:] = cache.zero_block * block
-    token_ids[:used] = step.token_ids
+    token_ids[:used], of_batch[:used] = step.token_ids, rows
     lengths[:used] = [chunk.context_len for chunk in chunks]
     last = lengths[:used] - 1
     positions[:used] = last + np.array([chunk.rotary_offset for chunk in chunks], dtype=np.int64)
-    first_blocks = np.array([chunk.first_block for chunk in chunks], dtype=np.int64)
-    first_slots[:used] = first_blocks * block
-    if bucket.in_place:
-        slots[:used] = first_slots[:used] + last
-        return
-    tables[used:] = cache.zero_block
-    columns = np.arange(bucket.width_blocks)
-    tables[:used] = first_blocks[:, None] + columns
-    for row, chunk in enumerate(chunks):
-        if chunk.scattered_blocks is not None:
-            table = chunk.scattered_blocks[: bucket.width_blocks]
-            tables[row, : len(table)] = table
-    slots[:used] = tables[np.arange(used), last // block] * block + last % block
-    unseen = columns > (last // block)[:, None]
-    if window is not None:
-        unseen |= columns < (np.maximum(lengths[:used] - window, 0) // block)[:, None]
-    tables[:used][unseen] = cache.zero_block
+    first_slots[:used] = np.array([chunk.first_block for chunk in chunks], dtype=np.int64) * block
+    last_blocks = [chunk.block_table[(chunk.context_len - 1) // block] for chunk in chunks]
+    slots[:used] = np.array(last_blocks, dtype=np.int64) * block + last % block

@@ -9,7 +9,7 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import execution_mode
+from millstream_runtime.engine.execution import execution_mode, rank_group
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import graph_budget, graphed_decodes
 from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
@@ -112,8 +112,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def test_a_family_of_each_kind_answers_like_transformers_from_replays(
     family: str, models: Models, make_engine: MakeEngine
 ) -> None:
-    """Experts choose rows on the host, so no graph can hold them: such models replay by calling again."""
-    waits = load_model_config(models.folder(family)).waits_for_device
+    """Torch's experts choose rows on the host, so no graph can hold them: such models replay by calling again."""
+    waits = load_model_config(models.folder(family)).has_experts
     recorder: Recorder = EagerRecorder() if waits else TapeRecorder()
     engine = make_engine(models.folder(family), execution=Execution(recorder))
     prompts = family_prompts((15, 18, 31))
@@ -125,28 +125,39 @@ def test_a_family_of_each_kind_answers_like_transformers_from_replays(
 @pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
 def test_what_waits_for_the_device_cannot_be_frozen(family: str, models: Models, make_engine: MakeEngine) -> None:
     """So `waits_for_device` says the truth: the tape of one step does not compute another."""
-    assert load_model_config(models.folder(family)).waits_for_device
     engine = make_engine(models.folder(family), execution=Execution(TapeRecorder()))
+    assert engine._runner._forward.model.waits_for_device
     prompts = family_prompts((15, 18, 31))
     answers = generate(engine, requests_for(prompts, greedy(12)))
     assert list(answers.values()) != reference_answers(models.reference(family), prompts, 12)
 
 
-def test_who_runs_how(monkeypatch: pytest.MonkeyPatch, models: Models) -> None:
-    dense, experts = (load_model_config(models.folder(name)) for name in ("llama", "mixtral"))
+def test_who_runs_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution_mode, "CudaRecorder", lambda device: "recorder")
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
 
-    def chosen(model_config: Any, device: torch.device, **overrides: Any) -> tuple[Any, bool]:
+    def chosen(device: torch.device, **overrides: Any) -> tuple[Any, bool]:
         config = RuntimeConfig(model="/models/x", served_model_name="x", **overrides)
-        how = execution_mode.choose(config, model_config, device)
+        how = execution_mode.choose(config, device)
         return how.recorder, how.overlapped
 
-    assert chosen(dense, cpu) == (None, False)
-    assert chosen(dense, cuda) == ("recorder", True)
-    assert chosen(dense, cuda, enforce_eager=True) == (None, True)
-    assert chosen(experts, cuda) == (None, True)
-    assert chosen(dense, cuda, tensor_parallel_size=2) == ("recorder", True)
+    assert chosen(cpu) == (None, False)
+    assert chosen(cuda) == ("recorder", True)
+    assert chosen(cuda, enforce_eager=True) == (None, True)
+    assert chosen(cuda, tensor_parallel_size=2) == ("recorder", True)
+
+
+@pytest.mark.parametrize(("family", "has_graphs"), [("llama", True), ("mixtral", False), ("deepseek-v3", False)])
+def test_what_waits_for_the_device_has_no_graphs(
+    family: str, has_graphs: bool, models: Models, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu = Execution(TapeRecorder(), overlapped=True)
+    monkeypatch.setattr(rank_group, "choose", lambda config, device: on_a_gpu)
+    engine = make_engine(models.folder(family), max_num_seqs=2)
+    assert (engine.graphs is not None) == has_graphs
+    prompts = family_prompts((15, 18))
+    answers = generate(engine, requests_for(prompts, greedy(6)))
+    assert list(answers.values()) == reference_answers(models.reference(family), prompts, 6)
 
 
 @pytest.mark.parametrize(
