@@ -30,7 +30,8 @@ def draw_speculating(seed: int, number: int) -> Schedule:
     settings = _speculating(rng, draw_settings(rng, name, models[name]), kind, models[name])
     if kind in MEDUSA_HEADS and number // len(DraftKind) % 2:
         trees = random.Random(f"{seed}/{number}/tree")  # of its own, so that older schedules are what they were
-        settings = replace(settings, draft_tree=draw_tree(trees))
+        # FlashAttention takes no mask, and heads are served on a CPU alone, which has none of it.
+        settings = replace(settings, draft_tree=draw_tree(trees), reads_in_place=False)
     return Schedule(number, rng.getrandbits(32), settings, draw_actions(rng, settings))
 
 

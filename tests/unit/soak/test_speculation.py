@@ -63,6 +63,7 @@ def test_the_goal_names_as_many_kinds_as_there_are() -> None:
 def test_trees_are_drawn_by_chance_of_their_own() -> None:
     drawn = settings_of(1500)
     trees = [DraftTree.parse(one.draft_tree) for one in drawn if one.draft_tree is not None]
+    assert not any(one.reads_in_place for one in drawn if one.draft_tree is not None), "no kernel for it"
     assert len(trees) == 1500 // len(DraftKind)
     assert {len(one.nodes) for one in trees} == {*TREE_SIZES}
     assert {one.num_levels for one in trees} == {1, 2, 3}
