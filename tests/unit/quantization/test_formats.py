@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def test_on_two_ranks_an_answer_is_the_same_alone_and_in_company(name: str, fold
     prompts = prompts_of([3, 17, 31])
     together = on_ranks(2, lambda ranks: greedy_in_company(packed, prompts, 8, ranks))
     for place, prompt in enumerate(prompts):
-        alone = on_ranks(2, lambda ranks, prompt=prompt: greedy_in_company(packed, [prompt], 8, ranks))
+        alone = on_ranks(2, partial(greedy_in_company, packed, [prompt], 8))
         assert alone.tolist() == together[place : place + 1].tolist()
     assert together.tolist() == greedy_in_company(dequantized, prompts, 8).tolist()
 

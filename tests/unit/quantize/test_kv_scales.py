@@ -103,8 +103,15 @@ def test_a_cache_of_large_keys_is_nearer_with_them(made: Path, tmp_path: Path) -
 
 
 def scored(folder: Path, kv_cache_dtype: KVCacheDType) -> ScoredModel:
-    settings = {"device": Device.CPU, "max_model_len": 256, "kv_cache_dtype": kv_cache_dtype}
-    return ScoredModel(RuntimeConfig(model=str(folder), served_model_name="m", **settings))
+    return ScoredModel(
+        RuntimeConfig(
+            model=str(folder),
+            served_model_name="m",
+            device=Device.CPU,
+            max_model_len=256,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+    )
 
 
 def distance(base: ScoredModel, candidate: ScoredModel) -> float:
