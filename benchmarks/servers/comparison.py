@@ -129,8 +129,9 @@ class Comparison:
 
     def _run_case(self, running: Sequence[Running], case: Case) -> dict[str, Any]:
         """Warm up, then the rounds. A server that fails, or is far behind when warmed up, is left out of the rest."""
-        able, dropped = list(running), {}
-        found: dict[str, list[dict[str, Any]]] = {one.target.server.name: [] for one in running}
+        able = [one for one in running if not case.ours_alone or one.target.server.name == OURS]
+        dropped: dict[str, str] = {}
+        found: dict[str, list[dict[str, Any]]] = {one.target.server.name: [] for one in able}
         warm_up: dict[str, float] = {}
         for round_ in range(-1, self.rounds):
             turn = max(0, round_) % max(1, len(able))

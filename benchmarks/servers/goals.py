@@ -19,7 +19,7 @@ THROUGHPUT = {
     },
 }
 LATENCIES = {"ttft_p50_ms": "TTFT p50", "ttft_p95_ms": "TTFT p95", "itl_p99_ms": "ITL p99"}  # no higher than vLLM's
-GROWING = ("16-mixed", "64-mixed", "128-mixed")  # our throughput: more clients, no fewer tokens
+GROWING = ("16-mixed", "32-mixed", "64-mixed", "128-mixed")  # our throughput: more clients, no fewer tokens
 NOISE = 0.95
 THROUGHPUT_NAME = "tokens_per_second"
 

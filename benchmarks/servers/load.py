@@ -32,6 +32,7 @@ class Case:
 
     clients: int
     lengths: str  # "equal" or "mixed"
+    ours_alone: bool = False  # no peer is measured: the goal compares our own cases
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.gguf_llama import read_vocabulary
 from benchmarks.servers import peers, tables
+from benchmarks.servers.__main__ import CASES
 from benchmarks.servers.comparison import Comparison, far_behind
 from benchmarks.servers.goals import judge
 from benchmarks.servers.load import Case, planned
@@ -116,6 +117,31 @@ def test_goals_are_judged_in_their_own_direction() -> None:
     assert not found["16-mixed", "TTFT p50 over vllm"]
     assert found["64-mixed", "ITL p99 over vllm"]
     assert not found["64-mixed", "our tokens/s over 16-mixed"]
+
+
+def test_more_clients_are_compared_with_the_next_fewer() -> None:
+    rates = {"16-mixed": 1000.0, "32-mixed": 1100.0, "64-mixed": 900.0, "128-mixed": 1000.0}
+    medians = {case: {"millstream": {"tokens_per_second": rate}} for case, rate in rates.items()}
+    assert [(goal["case"], goal["what"], goal["reached"]) for goal in judge("demo", medians)] == [
+        ("32-mixed", "our tokens/s over 16-mixed", True),
+        ("64-mixed", "our tokens/s over 32-mixed", False),
+        ("128-mixed", "our tokens/s over 64-mixed", True),
+    ]
+    assert set(rates) <= {case.name for case in CASES}
+
+
+def test_a_case_of_ours_alone_takes_no_time_of_peers(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(peers.SERVERS, peers.VLLM, lambda *given: replace(peers.millstream(*given), name=peers.VLLM))
+    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo.json", threads=1, rounds=1)
+    compared.run([peers.OURS, peers.VLLM], [Case(4, "mixed", ours_alone=True), Case(1, "equal")], minutes=30)
+    cases = compared.report["cases"]
+    assert {name: sorted(case["medians"]) for name, case in cases.items()} == {
+        "4-mixed": ["millstream"],
+        "1-equal": ["millstream", "vllm"],
+    }
+    assert not cases["4-mixed"]["dropped"]
 
 
 def test_only_a_peer_far_behind_is_left_out_after_the_warm_up() -> None:

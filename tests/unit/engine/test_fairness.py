@@ -14,6 +14,7 @@ from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.waiting_order import delay_arrivals
 from tests.support.crowded import PROMPT_TOKENS, crowd
+from tests.support.drafters import always
 from tests.support.engines import MakeEngine, WriteModel, greedy
 from tests.support.tape_recorder import TapeRecorder
 
@@ -25,15 +26,21 @@ EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "overlapped": lambda: Execution(overlapped=True),
     "replayed": lambda: Execution(TapeRecorder()),
     "replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
+    "speculating": Execution,
+    "speculating, replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
 }
 
 
 @pytest.fixture(params=EXECUTIONS)
 def engine(request: pytest.FixtureRequest, write_model: WriteModel, make_engine: MakeEngine) -> Engine:
-    """An engine that computes few tokens of prompts per step while an answer is under way, with room for all."""
+    """An engine that computes few tokens of prompts per step while an answer is under way, with room for all.
+
+    Where it speculates, every answer checks as many drafts as it may, and hardly any stand: none ends sooner by them.
+    """
     engine = make_engine(
         write_model(max_position_embeddings=1024, num_hidden_layers=8),
         execution=EXECUTIONS[request.param](),
+        drafter=always(7) if "speculating" in request.param else None,
         max_num_seqs=64,
         kv_cache_memory_bytes=16 << 20,
     )

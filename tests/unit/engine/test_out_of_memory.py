@@ -13,13 +13,16 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import FinishReason, Request, RequestError, SamplingParams, TokenOutput
+from millstream_runtime.engine.speculation.skip import Skip
 from tests.support.crowded import crowd
+from tests.support.drafters import OftenRight
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.short_of_memory import ShortOfMemory
-from tests.support.ways import CROWDED, EXECUTIONS, SAMPLINGS
+from tests.support.ways import CROWDED, EXECUTIONS, SAMPLINGS, SPECULATING, VOCABULARY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MODES: dict[str, Callable[[], Execution | None]] = {**EXECUTIONS, **CROWDED}
+DRAFTED = {name: SPECULATING[name] for name in ("speculating", "speculating, replayed and overlapped")}
+MODES: dict[str, Callable[[], Execution | None]] = {**EXECUTIONS, **CROWDED, **DRAFTED}
 ERRORS: dict[str, Callable[[], Exception]] = {
     "device": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     "host": MemoryError,
@@ -33,9 +36,9 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 def make_requests(sampling: SamplingParams, name: str = "") -> list[Request]:
     """Two share a long prefix, one of which is the longest."""
     rng = random.Random(6)
-    shared = [rng.randrange(199) for _ in range(40)]
-    prompts = [[rng.randrange(199) for _ in range(length)] for length in (5, 33, 18)]
-    prompts += [[*shared, 7, 9], [*shared, *(rng.randrange(199) for _ in range(50))], shared]
+    shared = [rng.randrange(VOCABULARY) for _ in range(40)]
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in (5, 33, 18)]
+    prompts += [[*shared, 7, 9], [*shared, *(rng.randrange(VOCABULARY) for _ in range(50))], shared]
     return [Request(f"{name}{index}", prompt, sampling) for index, prompt in enumerate(prompts)]
 
 
@@ -53,6 +56,12 @@ def run_with_failures(engine: Engine, short: ShortOfMemory, seed: int, requests:
     return outputs
 
 
+def drafts_so_far(engine: Engine) -> int:
+    """Decodes that checked drafts, or would have, had there not been a step without memory before."""
+    counts = engine.stats().speculation
+    return 0 if counts is None else counts.num_checks + counts.skipped[Skip.OUT_OF_MEMORY]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sampling", ["greedy", "seeded, filtered and penalised"])
 @pytest.mark.parametrize("mode", MODES)
@@ -64,7 +73,8 @@ def test_the_others_give_the_same_tokens(
         for one in make_requests(SAMPLINGS[sampling])
         for name, tokens in generate(make_engine(write_model(), enable_prefix_caching=False), [one]).items()
     }
-    engine = make_engine(write_model(), execution=MODES[mode](), max_num_batched_tokens=48)
+    drafter = OftenRight.about(make_requests(SAMPLINGS[sampling]), expected, VOCABULARY) if mode in DRAFTED else None
+    engine = make_engine(write_model(), execution=MODES[mode](), max_num_batched_tokens=48, drafter=drafter)
     if mode in CROWDED:
         crowd(engine)
     short = ShortOfMemory(engine, list(ERRORS.values())[seed])
@@ -83,6 +93,7 @@ def test_the_others_give_the_same_tokens(
     assert again == {f"again-{name}": tokens for name, tokens in expected.items()}, (
         "the cache holds computed blocks only"
     )
+    assert (drafter is None) == (drafts_so_far(engine) == 0)
 
 
 @pytest.mark.parametrize("error", ERRORS)

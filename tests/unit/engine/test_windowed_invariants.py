@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
+from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request
 from tests.support.crowded import crowd
+from tests.support.drafters import OftenRight
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import dense
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
+from tests.support.ways import speculates
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WINDOW_TOKENS, NEW_TOKENS, VOCABULARY = 24, 20, 96
@@ -47,10 +50,15 @@ POOL_BLOCKS, GROUP_BLOCKS = 24, 9  # too few for four requests
 EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "plain": Execution,
     "overlapped": lambda: Execution(overlapped=True),
+    "replayed": lambda: Execution(EagerRecorder()),
     "replayed and overlapped": lambda: Execution(EagerRecorder(), overlapped=True),
     "in small chunks": Execution,
     "in small chunks, overlapped": lambda: Execution(overlapped=True),
+    "speculating": Execution,
+    "speculating, replayed and overlapped": lambda: Execution(EagerRecorder(), overlapped=True),
+    "speculating by n-grams": Execution,
 }
+N_GRAMS = {"speculation_method": SpeculationMethod.N_GRAM, "speculation_governor": GovernorMode.DISABLED}
 CROWDED = ("in small chunks", "in small chunks, overlapped")
 
 
@@ -125,9 +133,13 @@ def test_a_request_is_answered_as_if_it_were_alone(
     make_engine: MakeEngine,
     alone: Callable[[str, MakeEngine], dict[str, list[int]]],
 ) -> None:
+    by_n_grams, drafts = "n-grams" in execution, "speculating" in execution
+    knows = OftenRight.about(make_requests(), alone(model, make_engine), VOCABULARY)
     engine = make_engine(
         folders[model],
         execution=EXECUTIONS[execution](),
+        drafter=knows if drafts and not by_n_grams else None,
+        **(N_GRAMS if by_n_grams else {}),
         enable_prefix_caching=is_cached,
         max_num_seqs=4,
         max_num_batched_tokens=CHUNK_TOKENS if is_hybrid else 2048,
@@ -142,3 +154,4 @@ def test_a_request_is_answered_as_if_it_were_alone(
         assert in_random_company(engine, make_requests(), seed) == alone(model, make_engine)
     assert engine.stats().prefix_cache_hit_tokens_total > 0 or not is_cached
     assert engine.stats().num_preemptions_total > 0 or not is_hybrid
+    assert speculates(engine) or not drafts
