@@ -221,7 +221,7 @@ async def test_formats_without_calibration_are_made_and_served(method: str) -> N
 async def test_no_model_is_made_for_gpus_that_could_not_load_it() -> None:
     asked = CALIBRATED | {"method": "GGUF"}
     operator = FakeOperator(world(manifest(model=HUB | CACHE, quantization=asked, accelerator={"type": "GPU"})))
-    await operator.settle()
+    await operator.settle(inspected=answer_of(None, hidden_size=256, intermediate_size=512))
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert commands(operator) == []
 

@@ -43,6 +43,7 @@ class StillEngine:
     def stats(self) -> EngineStats:
         fields = EngineStats.__dataclass_fields__
         numbers: dict[str, Any] = dict.fromkeys(fields, 1)
+        numbers["ended_by_preemptions"] = {1: 1}
         numbers["speculation"] = SpeculationStats(1, 1, (1,), {"no_room": 1})
         return EngineStats(**numbers)
 
