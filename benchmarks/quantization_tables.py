@@ -46,11 +46,11 @@ def foreign_kl(by_calibration: dict[str, dict[str, float]], judged: str) -> floa
 
 def tables(found: dict[str, Any], kv_cache: dict[str, Any]) -> str:
     """What a run prints: every table, then the goals. `kv_cache`: see `methods_table`."""
-    told = [
+    notes = [
         f"{'met   ' if one['met'] else 'MISSED'} {one['goal']}: {one['value']:.4f}, at most {one['at_most']}"
         for one in found["goals"]
     ]
-    return "\n\n".join([methods_table(found, kv_cache), domains_table(found), outliers_table(found), "\n".join(told)])
+    return "\n\n".join([methods_table(found, kv_cache), domains_table(found), outliers_table(found), "\n".join(notes)])
 
 
 def methods_table(found: dict[str, Any], kv_cache: dict[str, Any]) -> str:

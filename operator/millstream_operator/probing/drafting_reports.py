@@ -9,7 +9,6 @@ each is asked less often. A pod that does not answer is asked less and less ofte
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.pod_access import PodAccess, PodUnreachable
+from millstream_operator.probing.asking_when_due import AskingWhenDue
 from millstream_operator.probing.drafting_history import (
     Drafting,
     DraftingHistory,
@@ -50,13 +50,13 @@ class _Owner:
     pods: dict[str, _Asked] = field(default_factory=dict)  # by uid
 
 
-class DraftingReports:
+class DraftingReports(AskingWhenDue[_Asked]):
     """For use within one event loop. `clock` is monotonic seconds; `on_change` gets owners whose status may change."""
 
     def __init__(self, access: PodAccess, on_change: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
-        self._access, self._on_change, self._clock = access, on_change, clock
+        super().__init__(clock, MAX_CONCURRENT)
+        self._access, self._on_change = access, on_change
         self._owners: dict[OwnerKey, _Owner] = {}
-        self._changed = asyncio.Event()
 
     def follow(
         self,
@@ -97,28 +97,8 @@ class DraftingReports:
         """Ask no pods: another replica leads."""
         self._owners.clear()
 
-    async def run(self) -> None:
-        """Ask pods when they are due, until cancelled."""
-        while True:
-            await self._until_due()
-            await self.poll_due()
-
-    async def poll_due(self) -> None:
-        """Ask the pods that are due, a few at a time."""
-        now = self._clock()
-        due = sorted((one for one in self._all() if one.due <= now), key=lambda one: one.due)
-        await asyncio.gather(*(self._ask(one) for one in due[:MAX_CONCURRENT]))
-
     def _all(self) -> Iterator[_Asked]:
         return (one for owner in self._owners.values() for one in owner.pods.values())
-
-    async def _until_due(self) -> None:
-        self._changed.clear()
-        due = min((one.due for one in self._all()), default=None)
-        try:
-            await asyncio.wait_for(self._changed.wait(), None if due is None else max(0.0, due - self._clock()))
-        except TimeoutError:
-            return
 
     def _interval_seconds(self) -> float:
         num_pods = sum(len(owner.pods) for owner in self._owners.values())

@@ -10,7 +10,6 @@ steady state costs no request.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 from millstream_operator.diagnosis.pod_facts import warmup_budget_seconds
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.pod_access import PodAccess, PodUnreachable
+from millstream_operator.probing.asking_when_due import AskingWhenDue
 from millstream_operator.probing.boot_report import (
     READY,
     UNRESPONSIVE,
@@ -53,14 +53,14 @@ class _Followed:
     polled_at: float = 0.0
 
 
-class PodReports:
+class PodReports(AskingWhenDue[_Followed]):
     """For use within one event loop. `clock` is monotonic seconds; `on_change` gets owners whose status may change."""
 
     def __init__(self, access: PodAccess, on_change: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
         self.access = access
-        self._access, self._on_change, self._clock = access, on_change, clock
+        super().__init__(clock, MAX_CONCURRENT)
+        self._access, self._on_change = access, on_change
         self._followed: dict[OwnerKey, dict[str, _Followed]] = {}  # by the pod's uid
-        self._changed = asyncio.Event()
 
     def follow(self, key: OwnerKey, pods: Sequence[Manifest]) -> None:
         """Poll these pods of the owner from now on, and no others of it."""
@@ -93,30 +93,10 @@ class PodReports:
         """Poll no pods: another replica leads."""
         self._followed.clear()
 
-    async def run(self) -> None:
-        """Poll pods when they are due, until cancelled."""
-        while True:
-            await self._until_due()
-            await self.poll_due()
-
-    async def poll_due(self) -> None:
-        """Poll the pods that are due, a few at a time."""
-        now = self._clock()
-        due = sorted((one for one in self._all() if one.due <= now), key=lambda one: one.due)
-        await asyncio.gather(*(self._poll(one) for one in due[:MAX_CONCURRENT]))
-
     def _all(self) -> Iterator[_Followed]:
         return (one for pods in self._followed.values() for one in pods.values())
 
-    async def _until_due(self) -> None:
-        self._changed.clear()
-        due = min((one.due for one in self._all()), default=None)
-        try:
-            await asyncio.wait_for(self._changed.wait(), None if due is None else max(0.0, due - self._clock()))
-        except TimeoutError:
-            return
-
-    async def _poll(self, one: _Followed) -> None:
+    async def _ask(self, one: _Followed) -> None:
         body: object = None
         try:
             body = await self._access.ready(one.pod, TIMEOUT_SECONDS)

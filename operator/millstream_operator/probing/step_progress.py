@@ -2,7 +2,7 @@
 
     {"phase": "Working", "progress": {"stage": "layers", "done": 11.4, "total": 32}, "eta_seconds": 2381.0}
 
-What is told of it is rounded, so that the status changes when there is news: the layer, or a share in steps of 5
+The words for the status are rounded, so that it changes when there is news: the layer, or a share in steps of 5
 percent, and the time that is left in minutes, tens of minutes or hours.
 """
 

@@ -9,14 +9,14 @@ for it. The words that are given stay between two questions, whatever else recon
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.pod_access import PodAccess, PodUnreachable
+from millstream_operator.probing.asking_when_due import AskingWhenDue
 from millstream_operator.probing.step_progress import read_step_progress
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ class _Followed:
     failures: int = 0  # in a row
 
 
-class StepReports:
+class StepReports(AskingWhenDue[_Followed]):
     """For use within one event loop. `clock` is monotonic seconds; `on_change` gets owners whose status may change."""
 
     def __init__(self, access: PodAccess, on_change: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
-        self._access, self._on_change, self._clock = access, on_change, clock
+        super().__init__(clock, MAX_CONCURRENT)
+        self._access, self._on_change = access, on_change
         self._followed: dict[OwnerKey, _Followed] = {}
-        self._changed = asyncio.Event()
 
     def follow(self, key: OwnerKey, pod: Manifest | None) -> None:
         """Ask this pod of the owner from now on, and no other of it. None: none, and forget what was said."""
@@ -65,25 +65,8 @@ class StepReports:
         """Ask no pods: another replica leads."""
         self._followed.clear()
 
-    async def run(self) -> None:
-        """Ask pods when they are due, until cancelled."""
-        while True:
-            await self._until_due()
-            await self.poll_due()
-
-    async def poll_due(self) -> None:
-        """Ask the pods that are due, a few at a time."""
-        now = self._clock()
-        due = sorted((one for one in self._followed.values() if one.due <= now), key=lambda one: one.due)
-        await asyncio.gather(*(self._ask(one) for one in due[:MAX_CONCURRENT]))
-
-    async def _until_due(self) -> None:
-        self._changed.clear()
-        due = min((one.due for one in self._followed.values()), default=None)
-        try:
-            await asyncio.wait_for(self._changed.wait(), None if due is None else max(0.0, due - self._clock()))
-        except TimeoutError:
-            return
+    def _all(self) -> Iterable[_Followed]:
+        return self._followed.values()
 
     async def _ask(self, one: _Followed) -> None:
         words = None

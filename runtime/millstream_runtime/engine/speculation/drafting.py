@@ -28,7 +28,7 @@ from millstream_runtime.logs import log
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
 WARM_UP_BATCHES = (1, 4, 16)  # whose steps the governor knows from the first request on
 FIRST_TIME_STEPS = 2  # of each length and batch size, which are slow
-# In a row: a drafter that gives NaN for so many requests is not asked again. Each of them has had its prompt read.
+# A drafter that gives NaN for this many requests in a row is not asked again. Each of them has had its prompt read.
 MOST_NOT_FINITE_REQUESTS = 3
 
 
