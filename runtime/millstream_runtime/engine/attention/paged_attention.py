@@ -2,7 +2,8 @@
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    decodes on a CPU    one call of a compiled kernel, wherever blocks lie, where it takes the pool (`compiled_decodes`)
+    on a CPU            one call of a compiled kernel for decodes and checks, wherever blocks lie, where it takes the
+                        pool (`compiled_decodes`); else
     decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call; on a CPU
                         rows of similar length among them, in any order (`decode_groups`)
     decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from enum import Enum
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
@@ -104,29 +106,41 @@ class TorchAttention(PoolAttention):
             return call(pool, query, spec)
 
 
+class _Kind(Enum):
+    """What computes a chunk, as far as it decides which neighbours it shares a call with."""
+
+    COMPILED, VARLEN, VARLEN_PROMPT, CHECK, PROMPT, DECODE = range(6)
+
+
 def _plan(
     cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, decode_code: LoadedCode | None, *, use_varlen: bool
 ) -> list[Call]:
     """The calls for all chunks, in the order of their rows."""
-    calls: list[Call] = []
-    row = 0
     on_cpu = cache.like.device.type == "cpu"
 
-    def kind(chunk: AttentionChunk) -> tuple[bool, bool, bool]:
-        return chunk.num_tokens > 1, use_varlen and chunk.is_contiguous, on_cpu and chunk.num_drafts > 0
+    def kind(chunk: AttentionChunk) -> _Kind:
+        if decode_code is not None and compiled_decodes.is_taken(chunk):
+            return _Kind.COMPILED
+        if use_varlen and chunk.is_contiguous:
+            return _Kind.VARLEN_PROMPT if chunk.num_tokens > 1 else _Kind.VARLEN
+        if on_cpu and chunk.num_drafts > 0:
+            return _Kind.CHECK
+        return _Kind.PROMPT if chunk.num_tokens > 1 else _Kind.DECODE
 
-    for (has_many, is_varlen, is_check), group in groupby(chunks, kind):
+    calls: list[Call] = []
+    row = 0
+    for what, group in groupby(chunks, kind):
         alike = list(group)
         starts = [*accumulate((chunk.num_tokens for chunk in alike), initial=row)]
-        if is_varlen:
+        if what is _Kind.COMPILED and decode_code is not None:
+            calls.append(CompiledDecodes(decode_code, cache, alike, row))
+        elif what in (_Kind.VARLEN, _Kind.VARLEN_PROMPT):
             calls.append(VarlenCall(cache, alike, row))
-        elif is_check:
+        elif what is _Kind.CHECK:
             for part, tokens in side_by_side(cache, alike):
                 calls.append(CheckCall(tokens, alike[part], starts[part.start], kept))
-        elif has_many:
+        elif what is _Kind.PROMPT:
             calls += [PromptCall(cache, chunk, start, kept) for chunk, start in zip(alike, starts, strict=False)]
-        elif decode_code is not None:
-            calls.append(CompiledDecodes(decode_code, cache, alike, row))
         elif on_cpu:
             calls.append(DecodeBatch(decode_groups(cache, alike), row))
         else:
