@@ -1,4 +1,4 @@
-"""Attention of decodes over a paged pool of float32 on a CPU: the typed function of `paged_decode`."""
+"""Attention of decodes over a paged pool on a CPU: the typed function of `paged_decode`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millstream_kernels.arguments import require, require_tensor
+from millstream_kernels.arguments import KernelArgumentError, require, require_tensor
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.loaded_code import LoadedCode
-from millstream_kernels.cpu.task import NUM_FIELDS, Field
+from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
+FORMATS = {torch.float32: Format.FLOAT32, torch.int8: Format.INT8, torch.uint8: Format.FP8}
 FOLDER_VARIABLE = "MILLSTREAM_CPU_KERNELS_DIR"
 
 
@@ -75,17 +76,20 @@ class PagedDecodes:
         self,
         query: Tensor,
         pool: Tensor,
+        scales: Tensor | None = None,
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
         num_threads: int = 1,
     ) -> Tensor:
-        """`query` `[rows, KV, group, D]` over `pool` `[2 * KV, slots, D]`, both float32; returns what query is like.
+        """`query` `[rows, KV, group, D]`, float32, over `pool` `[2 * KV, slots, D]`; returns what query is like.
 
         Not by two threads at a time: the layers of a step follow one another.
 
         Args:
+            pool: float32; int8; or uint8, the bits of float8_e4m3fn.
+            scales: of int8, float16 `[2 * KV, slots]`; of uint8, float32 `[2 * KV]`; of float32 None.
             scale: on query times key.
             window: tokens that a row sees at most, itself included; None: all.
             softcap: scores become softcap * tanh(scores / softcap).
@@ -100,8 +104,10 @@ class PagedDecodes:
         key = (layer, query.shape, pool.shape, query.dtype, pool.dtype, pool.stride())
         if (call := self._calls.get(key)) is None:
             call = self._calls[key] = self._prepared(query, pool, layer)
+        _check_scales(scales, pool)
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = query.data_ptr(), pool.data_ptr(), output.data_ptr()
+        task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
         self._code.run(call.address, call.num_parts)
         return output
 
@@ -111,7 +117,8 @@ class PagedDecodes:
         rows, heads, group, dim = query.shape
         num_parts = max(1, min(layer.num_threads, rows * heads))
         width = int(self._seen(layer.window).max())
-        scratch, cuts = torch.empty(num_parts * group * (width + 2 * dim)), self._cut(heads, num_parts, layer.window)
+        scratch = torch.empty(num_parts * (group * (width + 2 * dim) + self._block_size_tokens * dim))
+        cuts = self._cut(heads, num_parts, layer.window)
         task = (ctypes.c_int64 * NUM_FIELDS)()
         for field, value in (
             (Field.BLOCKS, self._blocks.ctypes.data),
@@ -119,6 +126,7 @@ class PagedDecodes:
             (Field.LENGTHS, self._lengths.ctypes.data),
             (Field.CUTS, cuts.ctypes.data),
             (Field.SCRATCH, scratch.data_ptr()),
+            (Field.FORMAT, FORMATS[pool.dtype]),
             (Field.ROWS, rows),
             (Field.KV_HEADS, heads),
             (Field.GROUP, group),
@@ -147,11 +155,23 @@ class PagedDecodes:
     def _check(self, query: Tensor, pool: Tensor) -> None:
         require_tensor("query", query, (self.num_rows, None, None, None), {torch.float32}, is_aligned=False)
         heads, dim = query.shape[1], query.shape[3]
-        require_tensor("pool", pool, (2 * heads, None, dim), {torch.float32}, is_aligned=False)
+        require_tensor("pool", pool, (2 * heads, None, dim), {*FORMATS}, is_aligned=False)
         for name, tensor in (("query", query), ("pool", pool)):
             require(tensor.device.type == "cpu", name, f"is on {tensor.device}; the kernel reads a CPU's memory")
         require(pool.is_contiguous(), "pool", "is not contiguous")
         require(self._end_slot <= pool.shape[1], "tables", f"name a slot beyond the pool's {pool.shape[1]}")
+
+
+def _check_scales(scales: Tensor | None, pool: Tensor) -> None:
+    heads, slots, _ = pool.shape
+    if pool.dtype is torch.float32:
+        require(scales is None, "scales", "are given, and the pool is float32")
+        return
+    shape, dtype = ((heads, slots), torch.float16) if pool.dtype is torch.int8 else ((heads,), torch.float32)
+    if scales is None:
+        raise KernelArgumentError("scales", f"are missing, and the pool is {str(pool.dtype).removeprefix('torch.')}")
+    require_tensor("scales", scales, shape, {dtype}, is_aligned=False)
+    require(scales.is_contiguous() and scales.device.type == "cpu", "scales", "are not contiguous in a CPU's memory")
 
 
 @dataclass(frozen=True, slots=True)

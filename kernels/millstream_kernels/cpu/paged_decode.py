@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from millstream_kernels.cpu.task import NUM_FIELDS, Field
+from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
 
 # Sums may be reordered, for they are vectors; NaN and infinities keep their meaning, for a caller looks for them.
 REORDERED = {"reassoc", "contract", "arcp", "nsz"}
@@ -48,10 +48,12 @@ EXP2 = tuple(
     )
 )
 
+FP8_SHIFT = np.float32(2.0**120)
 # Plain integers: numba takes globals for constants, but no members of an enumeration.
 _QUERY, _POOL, _OUTPUT, _BLOCKS, _STARTS, _LENGTHS, _CUTS, _SCRATCH = (field.value for field in list(Field)[:8])
-_ROWS, _KV_HEADS, _GROUP, _HEAD_SIZE, _SLOTS, _BLOCK_SIZE = (field.value for field in list(Field)[8:14])
-_WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:])
+_SCALES, _FORMAT, _ROWS, _KV_HEADS, _GROUP, _HEAD_SIZE = (field.value for field in list(Field)[8:14])
+_SLOTS, _BLOCK_SIZE, _WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:])
+_FLOAT32, _INT8 = Format.FLOAT32.value, Format.INT8.value
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -68,6 +70,25 @@ def _pointer_to(kind: Any) -> Any:
 
 
 _float32s, _int32s, _int64s = _pointer_to(types.float32), _pointer_to(types.int32), _pointer_to(types.int64)
+_bytes, _uint16s = _pointer_to(types.uint8), _pointer_to(types.uint16)
+
+
+def _float32_of_bits(half: bool) -> Any:
+    """An intrinsic: the float32 whose bits these are, or that of a float16's bits."""
+
+    @intrinsic
+    def number(typing_context: Any, bits: Any) -> Any:
+        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            if half:
+                return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+            return builder.bitcast(arguments[0], ir.FloatType())
+
+        return types.float32(types.uint16 if half else types.uint32), code
+
+    return number
+
+
+_half, _single = _float32_of_bits(half=True), _float32_of_bits(half=False)
 
 
 @njit(**OPTIONS)
@@ -84,7 +105,30 @@ def _exp(x):
     power = power * rest + EXP2[4]
     power = power * rest + EXP2[5]
     power = power * rest + EXP2[6]
-    return power * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return power * _single(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
+
+
+@njit(**OPTIONS)
+def _dequantize(codes, scales, head_scales, form, head, start, dim, block, count):
+    """Make `count` neighbouring slots of a head float32 in `block` `[count * dim]`. `start`: the first slot, of all.
+
+    An e4m3 code shifted to the places of a float32's fields is its number / 2 ** 120, also where it is subnormal.
+    """
+    if form == _INT8:
+        for token in range(count):
+            scale = _half(scales[start + token])
+            own = codes[(start + token) * dim : (start + token + 1) * dim]
+            into = block[token * dim : (token + 1) * dim]
+            for i in range(dim):
+                into[i] = np.float32(np.int8(own[i])) * scale
+    else:
+        scale = head_scales[head]
+        own = codes[start * dim : (start + count) * dim]
+        for i in range(count * dim):
+            size = np.uint32(own[i] & np.uint8(0x7F))
+            sign = np.uint32(own[i] & np.uint8(0x80)) << np.uint32(24)
+            number = _single((size << np.uint32(20)) | sign) * FP8_SHIFT
+            block[i] = (np.float32(np.nan) if size == np.uint32(0x7F) else number) * scale
 
 
 @njit(**OPTIONS)
@@ -160,8 +204,10 @@ def _cap(scores, count, softcap):
 
 
 @njit(**OPTIONS)
-def _softmax(scores, count):
-    """Make `scores[:count]` e ** (score - the largest); return one over their sum."""
+def _weights(scores, count, softcap):
+    """Make weights of `scores[:count]`: the softmax, of capped scores where `softcap` is not 0."""
+    if softcap > np.float32(0):
+        _cap(scores, count, softcap)
     largest = scores[0]
     for i in range(count):
         largest = scores[i] if scores[i] > largest else largest
@@ -170,41 +216,9 @@ def _softmax(scores, count):
         weight = _exp(scores[i] - largest)
         scores[i] = weight
         total += weight
-    return np.float32(1) / total
-
-
-@njit(**OPTIONS)
-def _unit(query, keys, values, table, output, scratch, group, dim, block_size, first, length, width, scale, softcap):
-    """One row and one head of keys and values: `query`, `output` `[group * dim]`; `keys`, `values` `[slots * dim]`."""
-    scores = scratch[: group * width]
-    scaled = scratch[group * width : group * (width + dim)]
-    sums = scratch[group * (width + dim) : group * (width + 2 * dim)]
-    for i in range(group * dim):
-        scaled[i] = query[i] * scale
-        sums[i] = np.float32(0)
-    token = first
-    while token < length:
-        inside = token % block_size
-        count = min(block_size - inside, length - token)
-        start = (np.int64(table[token // block_size]) * block_size + inside) * dim
-        _score(scaled, keys[start : start + count * dim], scores, group, dim, width, token - first, count)
-        token += count
-    for head in range(group):
-        own = scores[head * width : (head + 1) * width]
-        if softcap > np.float32(0):
-            _cap(own, length - first, softcap)
-        inverse = _softmax(own, length - first)
-        for i in range(length - first):
-            own[i] *= inverse
-    token = first
-    while token < length:
-        inside = token % block_size
-        count = min(block_size - inside, length - token)
-        start = (np.int64(table[token // block_size]) * block_size + inside) * dim
-        _weigh(values[start : start + count * dim], scores, sums, group, dim, width, token - first, count)
-        token += count
-    for i in range(group * dim):
-        output[i] = sums[i]
+    inverse = np.float32(1) / total
+    for i in range(count):
+        scores[i] *= inverse
 
 
 @njit(SIGNATURE, **OPTIONS)
@@ -212,28 +226,54 @@ def paged_decode(task, part, step):
     """Compute the parts `part`, `part + step`, .. of a task; see `task.Field`."""
     fields = carray(task, NUM_FIELDS)
     rows, heads, group, dim = fields[_ROWS], fields[_KV_HEADS], fields[_GROUP], fields[_HEAD_SIZE]
-    block_size, window, width, parts = fields[_BLOCK_SIZE], fields[_WINDOW], fields[_SCORES], fields[_PARTS]
+    block_size, slots, window, form = fields[_BLOCK_SIZE], fields[_SLOTS], fields[_WINDOW], fields[_FORMAT]
+    width, parts, blocks = fields[_SCORES], fields[_PARTS], fields[_BLOCKS]
     scale = np.float32(np.int64(fields[_SCALE]).view(np.float64))
     softcap = np.float32(np.int64(fields[_SOFTCAP]).view(np.float64))
     cuts = carray(_int64s(fields[_CUTS]), parts + 1)
     starts, lengths = carray(_int64s(fields[_STARTS]), rows), carray(_int64s(fields[_LENGTHS]), rows)
     numbers = group * dim  # of a unit's query
-    query = carray(_float32s(fields[_QUERY]), rows * heads * numbers)
-    output = carray(_float32s(fields[_OUTPUT]), rows * heads * numbers)
-    pool_head = fields[_SLOTS] * dim
-    pool = carray(_float32s(fields[_POOL]), 2 * heads * pool_head)
-    scratch_size = group * (width + 2 * dim)
+    queries = carray(_float32s(fields[_QUERY]), rows * heads * numbers)
+    outputs = carray(_float32s(fields[_OUTPUT]), rows * heads * numbers)
+    pool_size = 2 * heads * slots * dim
+    pool, codes = carray(_float32s(fields[_POOL]), pool_size), carray(_bytes(fields[_POOL]), pool_size)
+    slot_scales = carray(_uint16s(fields[_SCALES]), 2 * heads * slots)
+    head_scales = carray(_float32s(fields[_SCALES]), 2 * heads)
+    scratch_size = group * (width + 2 * dim) + block_size * dim
     scratches = carray(_float32s(fields[_SCRATCH]), parts * scratch_size)
     while part < parts:
         scratch = scratches[part * scratch_size : (part + 1) * scratch_size]
+        scores, scaled = scratch[: group * width], scratch[group * width :][:numbers]
+        sums, block = scratch[group * width + numbers :][:numbers], scratch[group * width + 2 * numbers :]
         for unit in range(cuts[part], cuts[part + 1]):
             head, row = unit // rows, unit % rows
-            keys = pool[head * pool_head : (head + 1) * pool_head]
-            values = pool[(heads + head) * pool_head : (heads + head + 1) * pool_head]
             length = lengths[row]
             first = max(0, length - window) if window > 0 else 0
-            table = carray(_int32s(fields[_BLOCKS] + 4 * starts[row]), -(-length // block_size))
+            table = carray(_int32s(blocks + 4 * starts[row]), -(-length // block_size))
             place = (row * heads + head) * numbers
-            own, into = query[place : place + numbers], output[place : place + numbers]
-            _unit(own, keys, values, table, into, scratch, group, dim, block_size, first, length, width, scale, softcap)
+            for i in range(numbers):
+                scaled[i] = queries[place + i] * scale
+                sums[i] = np.float32(0)
+            for are_values in range(2):
+                of_head = heads * are_values + head
+                token = first
+                while token < length:
+                    inside = token % block_size
+                    count = min(block_size - inside, length - token)
+                    start = of_head * slots + np.int64(table[token // block_size]) * block_size + inside
+                    if form != _FLOAT32:
+                        _dequantize(codes, slot_scales, head_scales, form, of_head, start, dim, block, count)
+                        run = block
+                    else:
+                        run = pool[start * dim : (start + count) * dim]
+                    if are_values:
+                        _weigh(run, scores, sums, group, dim, width, token - first, count)
+                    else:
+                        _score(scaled, run, scores, group, dim, width, token - first, count)
+                    token += count
+                if not are_values:
+                    for member in range(group):
+                        _weights(scores[member * width : (member + 1) * width], length - first, softcap)
+            for i in range(numbers):
+                outputs[place + i] = sums[i]
         part += step

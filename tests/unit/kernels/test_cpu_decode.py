@@ -21,6 +21,7 @@ from millstream_kernels.cpu import code_folder, decode
 from millstream_kernels.cpu.code_folder import CodeError
 from millstream_kernels.cpu.decode import PagedDecodes
 from millstream_kernels.cpu.task import Field
+from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool
 
 pytestmark = pytest.mark.skipif(
     code_folder.unsupported_machine(platform.system(), platform.machine(), code_folder.cpu_flags()) is not None,
@@ -122,6 +123,67 @@ def test_scores_of_any_size_give_weights_that_sum_to_one() -> None:
     rows.pool[1] = 1.0
     attended = rows.together().attend(rows.query, rows.pool, scale=1.0)
     assert torch.allclose(attended, torch.ones_like(attended), atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_8_bits_are_read_as_the_numbers_that_the_pool_reads(
+    stored: str, scaled: bool, shape: tuple[int, int, int, int], window: int | None
+) -> None:
+    """Bit by bit the result over the dequantized pool, NaN, zeros, subnormal and very large numbers included."""
+    rows = Rows([1, 2, 17, 100, 333], *shape)
+    numbers = rows.pool.nan_to_num(nan=0.0) * (100.0 if scaled else 1.0)
+    numbers[:, rows.slots(1)] *= 1e-5
+    numbers[0, rows.slots(2)[-1], 0] = torch.nan
+    numbers[-1, rows.slots(3)[-1], 1] = 1e6
+    heads, slots, dim = numbers.shape
+    if stored == "int8":
+        codes = torch.zeros(heads, slots, dim, dtype=torch.int8)
+        pool: LayerPool = Int8Pool(codes, torch.zeros(heads, slots, dtype=torch.float16), torch.float32)
+    else:
+        scales = torch.linspace(0.1, 2.0, heads).view(heads, 1, 1) if scaled else None
+        pool = Fp8Pool(torch.zeros(heads, slots, dim, dtype=torch.uint8), torch.float32, scales)
+    pool.write(torch.arange(slots), numbers.transpose(0, 1))
+    expected = rows.together().attend(rows.query, pool.between(0, slots).contiguous(), scale=SCALE, window=window)
+    attended = rows.together().attend(rows.query, *pool.tensors, scale=SCALE, window=window, num_threads=2)
+    assert torch.equal(attended.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9))
+    assert attended[:2].isfinite().all()
+    assert attended[2, 0].isnan().all()
+
+
+def test_every_code_of_8_bits_is_read_right() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(1, 256, 1)
+    decodes = PagedDecodes(decode.load(), [[code] for code in range(256)], [1] * 256, 1)
+    query = torch.ones(256, 1, 1, 1)
+    zeros = torch.zeros_like(codes)  # keys, so that a NaN in the value alone is seen
+    of_fp8 = decodes.attend(query, torch.cat((zeros, codes)), torch.ones(2), scale=1.0).flatten()
+    numbers = codes.view(torch.float8_e4m3fn).float().flatten()
+    assert torch.equal(of_fp8.nan_to_num(nan=1e9), numbers.nan_to_num(nan=1e9))
+    signed = codes.view(torch.int8)
+    scales = torch.full((2, 256), 0.37, dtype=torch.float16)
+    of_int8 = decodes.attend(query, torch.cat((signed, signed)), scales, scale=1.0).flatten()
+    assert torch.equal(of_int8, signed.flatten().float() * scales[0].float())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales", "problem"),
+    [
+        (torch.int8, None, "scales are missing, and the pool is int8"),
+        (torch.int8, torch.ones(4), "scales has the shape"),
+        (torch.int8, torch.ones(4, 32), "scales is float32"),
+        (torch.uint8, torch.ones(2), "scales has the shape"),
+        (torch.float32, torch.ones(4), "scales are given"),
+        (torch.int8, torch.ones(32, 4, dtype=torch.float16).mT, "not contiguous"),
+    ],
+)
+def test_scales_that_do_not_fit_are_an_error(dtype: torch.dtype, scales: Tensor | None, problem: str) -> None:
+    rows = Rows([3], 2, 2, 16, 16)
+    pool = torch.zeros(4, 32, 16, dtype=dtype)
+    decodes = PagedDecodes(decode.load(), [[0]], [3], 16)
+    with pytest.raises(KernelArgumentError, match=problem):
+        decodes.attend(rows.query, pool, scales, scale=SCALE)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@
     check of the same, with two drafts      rows that see 7, 8 and 9 tokens, of the same table
 
 Nothing is padded, gathered or masked, and a row's result knows no other row: a row of a check has the bits that its
-decode would have, and none of what `side_by_side` weighs arises. The kernel takes float32, as it is stored, and no
-latent key; that and trees of drafts are torch's (`decode_batch`, `checks`).
+decode would have, and none of what `side_by_side` weighs arises. The kernel takes models that compute in float32, with
+keys and values as they are or in 8 bits, but no latent key; that and trees of drafts are torch's (`decode_batch`,
+`checks`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.cpu.decode import PagedDecodes
-from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -50,7 +50,7 @@ class CompiledDecodes:
         """`[rows, KV, group, D]`, of this call's rows."""
         return self._decodes.attend(
             query,
-            pool.in_place,
+            *pool.tensors,
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
@@ -69,10 +69,8 @@ def _lengths(chunk: AttentionChunk) -> range:
     return range(chunk.context_len - chunk.num_tokens + 1, chunk.context_len + 1)
 
 
-def unsupported(pool_heads: int, dtype: torch.dtype, stored: KVCacheDType) -> str | None:
-    """Why the kernel does not take a pool of `pool_heads` heads; None: it does."""
-    if stored is not KVCacheDType.AUTO:
-        return f"keys and values are stored as {stored.value}"
+def unsupported(pool_heads: int, dtype: torch.dtype) -> str | None:
+    """Why the kernel does not take a pool of `pool_heads` heads of a model that computes in `dtype`; None: it does."""
     if pool_heads % 2:
         return "heads share a latent key (MLA)"
     return None if dtype is torch.float32 else f"dtype {str(dtype).removeprefix('torch.')}"

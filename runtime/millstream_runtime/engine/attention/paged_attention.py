@@ -73,7 +73,7 @@ class TorchAttention(PoolAttention):
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
-        problem = compiled_decodes.unsupported(cache.heads[0].shape[0], cache.like.dtype, cache.stored)
+        problem = compiled_decodes.unsupported(cache.heads[0].shape[0], cache.like.dtype)
         self._decode_code = decode_code if problem is None else None
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 

@@ -251,7 +251,7 @@ def _choose_kernels(
     chosen = choose_kernels(shape, shard_config.device, dtype, stored, config.block_size_tokens, execution.backend)
     if shard_config.device.type != "cpu" or execution.backend is Backend.TRITON:
         return chosen
-    return (choose_decodes(shape, dtype, stored, shard_config.policy.decode_problem), *chosen)
+    return (choose_decodes(shape, dtype, shard_config.policy.decode_problem), *chosen)
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -79,23 +78,30 @@ def test_every_family_has_the_same_tokens_by_either(
     assert not runs
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"kv_cache_dtype": KVCacheDType.INT8}, "keys and values are stored as int8"),
-        ({"kv_cache_dtype": KVCacheDType.FP8}, "keys and values are stored as fp8"),
-        ({"dtype": DType.BFLOAT16}, "dtype bfloat16"),
-    ],
-)
-def test_what_the_kernel_does_not_take_is_torchs_and_said(
-    config: dict[str, Any], reason: str, write_model: WriteModel, make_engine: MakeEngine, runs: list[int]
+@pytest.mark.parametrize("stored", [KVCacheDType.INT8, KVCacheDType.FP8])
+def test_keys_in_8_bits_are_decoded_to_the_tokens_of_torch(
+    stored: KVCacheDType,
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    runs: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = make_engine(write_model(), **config)
+    requests = make_requests(SAMPLINGS["greedy"])
+    answers = generate(make_engine(write_model(), kv_cache_dtype=stored), requests)
+    assert runs
+    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
+    del runs[:]
+    assert generate(make_engine(write_model(), kv_cache_dtype=stored), requests) == answers
+    assert not runs
+
+
+def test_what_the_kernel_does_not_take_is_torchs_and_said(
+    write_model: WriteModel, make_engine: MakeEngine, runs: list[int]
+) -> None:
+    engine = make_engine(write_model(), dtype=DType.BFLOAT16)
     generate(engine, make_requests(SAMPLINGS["greedy"])[:2])
     assert not runs
-    assert [(one.backend, one.reason) for one in engine.kernels if one.part == "decode_attention"] == [
-        (Backend.TORCH, reason)
-    ]
+    assert (engine.kernels[0].backend, engine.kernels[0].reason) == (Backend.TORCH, "dtype bfloat16")
 
 
 def test_a_latent_key_is_torchs(models: Models, make_engine: MakeEngine, runs: list[int]) -> None:
