@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
+CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
 
 .PHONY: help
 help: ## list the targets
@@ -144,7 +145,7 @@ crds: venv ## regenerate crds/, the chart's copy, docs/api.md, docs/chart.md and
 	$(BIN)/python -m hack.reference.model_families
 
 .PHONY: venv
-venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock
+venv: $(VENV)/.installed $(CPU_KERNELS) ## the development environment, from the hash-pinned lock, and the kernels for a CPU
 
 $(UV): requirements/bootstrap.txt
 	@mkdir -p .tools/bin
@@ -157,6 +158,11 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 	VIRTUAL_ENV=$(VENV) $(UV) pip sync --quiet --compile-bytecode --require-hashes requirements/dev.txt
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# What the runtime loads of `millstream_kernels.cpu`: seven seconds, when the kernel, its compiler or numba changed.
+$(CPU_KERNELS): $(VENV)/.installed kernels/millstream_kernels/cpu/paged_decode.py kernels/millstream_kernels/cpu/task.py hack/kernels/prebuild_cpu.py
+	$(BIN)/python -m hack.kernels.prebuild_cpu
+	@mkdir -p $(@D) && touch $@
 
 .PHONY: lock
 lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions

@@ -65,13 +65,16 @@ def make_engine(folder: str, mechanism: Mechanism, decode_threads: int = 1) -> E
 
     An engine measures these itself, and on a shared machine two may choose differently.
     """
-    fields = {"enable_prefix_caching": False, "max_model_len": MAX_MODEL_LEN, **mechanism.config}
+    fields = {
+        "enable_prefix_caching": False,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": MAX_NUM_SEQS,
+        **mechanism.config,
+    }
     if mechanism.fills_cache:
         shape = load_model_config(Path(folder))
         fields["kv_cache_memory_bytes"] = FULL_CACHE_TOKENS * shape.kv_bytes_per_token(4)
-    config = RuntimeConfig(
-        model=folder, served_model_name="bench", device=Device.CPU, max_num_seqs=MAX_NUM_SEQS, **fields
-    )
+    config = RuntimeConfig(model=folder, served_model_name="bench", device=Device.CPU, **fields)
     engine = Engine(config, lambda phase, message: None)
     with patch.object(warm_up, "measure_threads", lambda steps, all_threads: ((MOST_DECODE_TOKENS, decode_threads),)):
         engine.warm_up()

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
+from millstream_runtime.engine.cpu import decode_kernel, freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import model_runner
 from millstream_runtime.engine.sampling import sampler
@@ -137,18 +137,31 @@ def torch_argmax() -> AbstractContextManager[Any]:
     return patch.object(model_runner, "greedy", lambda logits: sampler.greedy_on_device(logits).tolist())
 
 
+def no_compiled_decodes() -> AbstractContextManager[Any]:
+    """Attention of decodes by torch, as on a CPU without AVX2."""
+    return patch.object(decode_kernel, "load", lambda: (None, "it is off"))
+
+
 MECHANISMS = (
+    Mechanism("compiled decodes", ("decode-1", "decode-1-long", "decode-16"), no_compiled_decodes),
+    Mechanism("compiled decodes, 64 at once", ("decode-64-mixed",), no_compiled_decodes, config={"max_num_seqs": 64}),
     Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),
     Mechanism("second layout", ("decode-16", "prefill-512", "mixed"), no_second_layout),
     Mechanism("second layout, float32 checkpoint", ("decode-1", "decode-16"), no_second_layout, given=no_half),
     Mechanism("split product of one row", ("decode-1",), no_split_of_one_row, given=no_half),
     Mechanism("split product, no room for copies", ("decode-1",), no_split, given=no_copies),
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
-    Mechanism("regions and strided views", ("decode-1-long", "decode-16", "prefill-512"), no_regions),
+    Mechanism(
+        "regions and strided views",
+        ("decode-1-long", "decode-16", "prefill-512"),
+        no_regions,
+        given=no_compiled_decodes,
+    ),
     Mechanism(
         "regions, prefix cache full",
         ("decode-16",),
         no_regions,
+        given=no_compiled_decodes,
         config={"enable_prefix_caching": True},
         fills_cache=True,
     ),

@@ -3,6 +3,7 @@
     decode-1        one answer behind 64 tokens
     decode-1-long   one answer behind 1,500 tokens
     decode-16       16 answers behind 100 tokens each
+    decode-64-mixed 64 answers behind 16 to 448 tokens
     prefill-512     prompts of 512 tokens, one after another
     prefill-any     prompts of random lengths, one after another
     mixed           8 answers run, and a prompt of 512 tokens enters every few steps
@@ -73,9 +74,9 @@ def timed(run: Callable[[], int]) -> Sample:
     return Sample(tokens, time.perf_counter() - wall, time.process_time() - processor)
 
 
-def decode(engine: Engine, rng: random.Random, num_requests: int, prompt_tokens: int, steps: int) -> Sample:
+def decode(engine: Engine, rng: random.Random, prompt_tokens: list[int], steps: int) -> Sample:
     """Decodes alone: prompts are in before the clock starts. All of them fit into one step."""
-    names = {add(engine, rng, prompt_tokens, MAX_MODEL_LEN - prompt_tokens - 1) for _ in range(num_requests)}
+    names = {add(engine, rng, length, MAX_MODEL_LEN - length - 1) for length in prompt_tokens}
     started: set[str] = set()
     while started < names:
         started |= {output.request_id for output in engine.step()}
@@ -161,11 +162,13 @@ def run_workload(name: str, engine: Engine, rng: random.Random, size: Size) -> S
     """One sample; the engine is idle before and after."""
     match name:
         case "decode-1":
-            sample = decode(engine, rng, 1, 64, size.decode_tokens)
+            sample = decode(engine, rng, [64], size.decode_tokens)
         case "decode-1-long":
-            sample = decode(engine, rng, 1, 1500, size.decode_tokens)
+            sample = decode(engine, rng, [1500], size.decode_tokens)
         case "decode-16":
-            sample = decode(engine, rng, 16, 100, size.batch_tokens)
+            sample = decode(engine, rng, [100] * 16, size.batch_tokens)
+        case "decode-64-mixed":
+            sample = decode(engine, rng, [rng.randint(16, 448) for _ in range(64)], size.batch_tokens)
         case "prefill-512":
             sample = prefill(engine, rng, [512] * size.prompts)
         case "prefill-any":

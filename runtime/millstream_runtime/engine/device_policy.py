@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.device_events import CudaSpan, StepSpan
 from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from millstream_kernels.cpu.loaded_code import LoadedCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,14 @@ class DevicePolicy(Protocol):
     def default_target_itl_milliseconds(self) -> int | None:
         """What bounds the time of a step with prompts unless the configuration does; None: no bound on time."""
 
+    @property
+    def decode_code(self) -> LoadedCode | None:
+        """What computes the attention of decodes on a CPU; None: torch."""
+
+    @property
+    def decode_problem(self) -> str | None:
+        """Why there is no `decode_code`."""
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool."""
 
@@ -106,6 +117,8 @@ class AcceleratorPolicy:
     """
 
     is_synchronous = False
+    decode_code = None
+    decode_problem = "it is compiled for a CPU"
     default_target_itl_milliseconds = None
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which code computes a part of the model: torch's own operations, or a Triton kernel. Readable without torch."""
+"""Which code computes a part of the model: torch's own operations, or a kernel of ours. Readable without torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ class Backend(StrEnum):
 
     TORCH = "torch"
     TRITON = "triton"
+    NUMBA = "numba"  # compiled for a CPU when the project was built
 
 
 class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a part when the engine started, and why; `/ready` shows it."""
 
-    # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays, "rope_kv_write", "norm",
-    # "activation", "linear", of quantized weights, "experts", "sampler"
+    # "decode_attention" on a CPU; "attention" of an eager step, "static_decode" of steps that a CUDA graph replays,
+    # "rope_kv_write", "norm", "activation", "linear", of quantized weights, "experts", "sampler"
     part: str
     backend: Backend
     reason: str

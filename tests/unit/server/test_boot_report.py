@@ -107,7 +107,8 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
 
     # Its model has no experts, so nothing was chosen for them.
     reason = "kernels run on GPUs, and this engine computes on a CPU"
-    assert body["kernels"] == {
+    decodes = {"backend": "numba", "reason": "the kernel takes this model"}
+    assert body["kernels"] == {"decode_attention": decodes} | {
         part: {"backend": "torch", "reason": reason} for part in PARTS if part != "experts"
     }  # it has none
     assert server.metric("millstream_kernel_backend", part="attention", backend="torch", reason=reason) == 1

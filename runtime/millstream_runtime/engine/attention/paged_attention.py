@@ -2,6 +2,8 @@
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
+    on a CPU            one call of a compiled kernel for decodes and checks, wherever blocks lie, where it takes the
+                        pool (`compiled_decodes`); else
     decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call; on a CPU
                         rows of similar length among them, in any order (`decode_groups`)
     decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
@@ -20,14 +22,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from enum import Enum
 from itertools import accumulate, groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention import compiled_decodes, varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.checks import CheckCall
+from millstream_runtime.engine.attention.compiled_decodes import CompiledDecodes
 from millstream_runtime.engine.attention.decode_batch import DecodeBatch
 from millstream_runtime.engine.attention.decodes import DecodeCall
 from millstream_runtime.engine.attention.pool_attention import PoolAttention
@@ -38,11 +43,14 @@ from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.models.layers.attention import AttentionSpec
 
+if TYPE_CHECKING:
+    from millstream_kernels.cpu.loaded_code import LoadedCode
+
 KVRead = Callable[[int], AbstractContextManager[None]]
 """Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
-Call = DecodeBatch | DecodeCall | CheckCall | PromptCall | VarlenCall
+Call = CompiledDecodes | DecodeBatch | DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
 class TorchAttention(PoolAttention):
@@ -55,14 +63,18 @@ class TorchAttention(PoolAttention):
         chunks: Seq[AttentionChunk],
         kv_read: KVRead | None = None,
         kept: KeptMasks | None = None,
+        decode_code: LoadedCode | None = None,
     ) -> None:
-        """`slots`: `[T]` int64, the slot in the pool of every new token. `kept`: masks of the same step, to share."""
+        """`slots`: `[T]` int64, the slot in the pool of every new token. `kept`: masks of the same step, to share.
+        `decode_code`: computes decodes on a CPU where it takes the pool; None: torch does."""
         super().__init__(cache, slots)
         self._kv_read = kv_read
         self._chunks = chunks
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
+        problem = compiled_decodes.unsupported(cache.heads[0].shape[0], cache.like.dtype)
+        self._decode_code = decode_code if problem is None else None
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -83,7 +95,8 @@ class TorchAttention(PoolAttention):
     def _calls(self, spec: AttentionSpec) -> list[Call]:
         use_varlen = self._may_use_varlen and varlen_attention.can_compute(spec, self._longest)
         if use_varlen not in self._plans:
-            self._plans[use_varlen] = _plan(self._cache, self._chunks, self._kept, use_varlen=use_varlen)
+            code = self._decode_code
+            self._plans[use_varlen] = _plan(self._cache, self._chunks, self._kept, code, use_varlen=use_varlen)
         return self._plans[use_varlen]
 
     def _attend(self, call: Call, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -93,24 +106,40 @@ class TorchAttention(PoolAttention):
             return call(pool, query, spec)
 
 
-def _plan(cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, *, use_varlen: bool) -> list[Call]:
+class _Kind(Enum):
+    """What computes a chunk, as far as it decides which neighbours it shares a call with."""
+
+    COMPILED, VARLEN, VARLEN_PROMPT, CHECK, PROMPT, DECODE = range(6)
+
+
+def _plan(
+    cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, decode_code: LoadedCode | None, *, use_varlen: bool
+) -> list[Call]:
     """The calls for all chunks, in the order of their rows."""
-    calls: list[Call] = []
-    row = 0
     on_cpu = cache.like.device.type == "cpu"
 
-    def kind(chunk: AttentionChunk) -> tuple[bool, bool, bool]:
-        return chunk.num_tokens > 1, use_varlen and chunk.is_contiguous, on_cpu and chunk.num_drafts > 0
+    def kind(chunk: AttentionChunk) -> _Kind:
+        if decode_code is not None and compiled_decodes.is_taken(chunk):
+            return _Kind.COMPILED
+        if use_varlen and chunk.is_contiguous:
+            return _Kind.VARLEN_PROMPT if chunk.num_tokens > 1 else _Kind.VARLEN
+        if on_cpu and chunk.num_drafts > 0:
+            return _Kind.CHECK
+        return _Kind.PROMPT if chunk.num_tokens > 1 else _Kind.DECODE
 
-    for (has_many, is_varlen, is_check), group in groupby(chunks, kind):
+    calls: list[Call] = []
+    row = 0
+    for what, group in groupby(chunks, kind):
         alike = list(group)
         starts = [*accumulate((chunk.num_tokens for chunk in alike), initial=row)]
-        if is_varlen:
+        if what is _Kind.COMPILED and decode_code is not None:
+            calls.append(CompiledDecodes(decode_code, cache, alike, row))
+        elif what in (_Kind.VARLEN, _Kind.VARLEN_PROMPT):
             calls.append(VarlenCall(cache, alike, row))
-        elif is_check:
+        elif what is _Kind.CHECK:
             for part, tokens in side_by_side(cache, alike):
                 calls.append(CheckCall(tokens, alike[part], starts[part.start], kept))
-        elif has_many:
+        elif what is _Kind.PROMPT:
             calls += [PromptCall(cache, chunk, start, kept) for chunk, start in zip(alike, starts, strict=False)]
         elif on_cpu:
             calls.append(DecodeBatch(decode_groups(cache, alike), row))

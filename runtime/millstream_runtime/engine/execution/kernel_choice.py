@@ -11,11 +11,13 @@ from __future__ import annotations
 import torch
 
 from millstream_runtime.config import KVCacheDType
+from millstream_runtime.engine.attention import compiled_decodes
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.sampling.sampler import SamplerKernels
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
+DECODES = "decode_attention"  # on a CPU
 ATTENTION_PARTS = ("attention", "static_decode")
 LINEAR = "linear"  # of quantized weights
 LAYER_PARTS = ("norm", "activation", LINEAR)  # taken layer by layer: what a kernel does not take is torch's
@@ -62,6 +64,14 @@ def choose_kernels(
         else KernelChoice(part, Backend.TORCH, why)
         for part, why in reasons.items()
     )
+
+
+def choose_decodes(shape: ModelConfig, dtype: torch.dtype, problem: str | None) -> KernelChoice:
+    """What computes the attention of decodes on a CPU. `problem`: why the compiled kernel cannot be used at all."""
+    why = problem or compiled_decodes.unsupported(shape.kv_shape[0], dtype)
+    if why is None:
+        return KernelChoice(DECODES, Backend.NUMBA, "the kernel takes this model")
+    return KernelChoice(DECODES, Backend.TORCH, why)
 
 
 def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> LayerKernels | None:

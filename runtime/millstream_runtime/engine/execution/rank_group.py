@@ -39,10 +39,10 @@ from millstream_runtime.engine.execution.execution_mode import Execution, after_
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
-from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_decodes, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
-from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice, LinearChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
@@ -247,14 +247,11 @@ def _record_graphs(
 def _choose_kernels(
     config: RuntimeConfig, shard_config: ShardConfig, ranks: Ranks, execution: Execution
 ) -> tuple[KernelChoice, ...]:
-    return choose_kernels(
-        rank_config(shard_config.model_config, ranks),
-        shard_config.device,
-        shard_config.dtype,
-        config.kv_cache_dtype,
-        config.block_size_tokens,
-        execution.backend,
-    )
+    shape, stored, dtype = rank_config(shard_config.model_config, ranks), config.kv_cache_dtype, shard_config.dtype
+    chosen = choose_kernels(shape, shard_config.device, dtype, stored, config.block_size_tokens, execution.backend)
+    if shard_config.device.type != "cpu" or execution.backend is Backend.TRITON:
+        return chosen
+    return (choose_decodes(shape, dtype, shard_config.policy.decode_problem), *chosen)
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:

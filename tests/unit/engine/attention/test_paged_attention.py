@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from millstream_kernels.cpu.decode import load
+from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_kernels.reference import paged_attention, rms_norm, rotary_embedding
 from millstream_runtime.engine.attention import checks
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
@@ -134,7 +136,9 @@ def slots_of(chunks: list[AttentionChunk]) -> list[int]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 80), (5, 1, 8)])
-def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+def test_every_plan_equals_the_reference(
+    name: str, num_heads: int, num_kv_heads: int, head_dim: int, decode_code: LoadedCode | None
+) -> None:
     chunks = CASES[name]
     cache = cache_of(num_kv_heads, head_dim)
     generator = torch.Generator().manual_seed(2)
@@ -142,7 +146,7 @@ def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads
     query = torch.randn(num_tokens, num_heads, head_dim, generator=generator)
     key_value = torch.randn(num_tokens, 2 * num_kv_heads, head_dim, generator=generator)
     slots = slots_of(chunks)
-    attention = TorchAttention(cache, torch.tensor(slots), chunks)
+    attention = TorchAttention(cache, torch.tensor(slots), chunks, decode_code=decode_code)
     attended = attention(0, query, key_value, AttentionSpec(head_dim**-0.5))
     assert torch.equal(cache.heads[0][:, slots], key_value.transpose(0, 1))
     expected = paged_attention(
@@ -171,7 +175,9 @@ def naive(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: A
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("latent_dim", [None, 10])
 @pytest.mark.parametrize("spec_name", SPECS)
-def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int | None, spec_name: str) -> None:
+def test_windows_soft_caps_and_latents_in_every_plan(
+    name: str, latent_dim: int | None, spec_name: str, decode_code: LoadedCode | None
+) -> None:
     """One plan serves layers with different rules, as in Gemma; a latent row is the key, and its start the value."""
     chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
     cache = cache_of(num_kv_heads=3, head_dim=16)
@@ -182,7 +188,7 @@ def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int 
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
-    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, decode_code=decode_code)
     attention(0, query, key_value, replace(spec, window=7))  # another layer's rule must leave no trace in the plan
     attended = attention(0, query, key_value, spec)
     expected, start = [], 0
@@ -217,7 +223,12 @@ def seen_in(one: AttentionChunk, spec: AttentionSpec) -> list[list[int]]:
 @pytest.mark.parametrize("spec_name", SPECS)
 @pytest.mark.parametrize("slab_bytes", [None, 700])
 def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
-    name: str, latent_dim: int | None, spec_name: str, slab_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    latent_dim: int | None,
+    spec_name: str,
+    slab_bytes: int | None,
+    decode_code: LoadedCode | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Against a reference in float64."""
     chunks, spec = TREES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
@@ -231,7 +242,7 @@ def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
-    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, decode_code=decode_code)
     attention(0, query, key_value, replace(spec, window=7))
     attended = attention(0, query, key_value, spec)
     expected, start = [], 0
@@ -244,6 +255,26 @@ def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
             expected.append(naive(own, keys[places], values[places], replace(spec, window=None)))
         start += one.num_tokens
     torch.testing.assert_close(attended, torch.cat(expected).flatten(1).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_a_row_of_a_check_has_the_bits_of_its_decode(spec_name: str) -> None:
+    """By the compiled kernel: what stands of a draft does not hang on rounding in attention."""
+    drafts, tables = (3, 0, 16), ([9, 2, 30], [60], [4, 1, 7, 8])
+    lengths = (40, 9, 63)
+    together = [check(*of) for of in zip(drafts, lengths, tables, strict=True)]
+    cache = cache_of(num_kv_heads=2, head_dim=16)
+    query = torch.randn(sum(1 + n for n in drafts), 6, 16, generator=torch.Generator().manual_seed(2))
+    code, no_slots = load(), torch.zeros(0, dtype=torch.int64)
+    attended = TorchAttention(cache, no_slots, together, decode_code=code).attend(0, query, SPECS[spec_name])
+    alone = [
+        chunk(1, length - num_drafts + place, table)
+        for num_drafts, length, table in zip(drafts, lengths, tables, strict=True)
+        for place in range(num_drafts + 1)
+    ]
+    for row, one in enumerate(alone):
+        own = TorchAttention(cache, no_slots, [one], decode_code=code).attend(0, query[row : row + 1], SPECS[spec_name])
+        assert torch.equal(own[0], attended[row])
 
 
 def test_rms_norm_is_torch_s() -> None:

@@ -261,7 +261,8 @@ def windowed(folder: Path, copy: Path) -> Path:
 
 
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
-    choices = make_engine(folder).kernels
+    decodes, *choices = make_engine(folder).kernels
+    assert decodes == KernelChoice("decode_attention", Backend.NUMBA, "the kernel takes this model")
     assert [one.part for one in choices] == [part for part in PARTS if part != "experts"]
     assert {one.backend for one in choices} == {Backend.TORCH}
     assert {one.reason for one in choices} == {"kernels run on GPUs, and this engine computes on a CPU"}
