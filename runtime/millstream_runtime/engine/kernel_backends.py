@@ -18,7 +18,7 @@ class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a part when the engine started, and why; `/ready` shows it."""
 
     # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays, "rope_kv_write", "norm",
-    # "activation", "linear", of quantized weights, "experts", "sampler"
+    # "activation", "linear", of quantized weights, "dense_linear", of weights of 16 bits, "experts", "sampler"
     part: str
     backend: Backend
     reason: str

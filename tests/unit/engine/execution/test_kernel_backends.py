@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from millstream_kernels.tuning import table
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
@@ -126,6 +127,26 @@ def test_norms_gates_and_products_of_4_bits_answer_alike(
     assert not launches
     assert generate(make_engine(packed, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} > {"rms_norm_row", "gated_tile", "w4a16_product", "sum_splits"}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_dense_products_of_few_rows_answer_alike(
+    tied: bool, tmp_path: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output head is one of them, and so is a router of experts."""
+    folder = tmp_path / "qwen3"
+    write_family(folder, **QWEN3 | {"tie_word_embeddings": tied})
+    few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
+    expected = generate(make_engine(folder), few)
+    assert not launches
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: only(dense_linears=True))
+    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
+    monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
+    assert generate(make_engine(folder, execution=TRITON), few) == expected
+    assert {launch.kernel for launch in launches} == {"w16a16_product"}
+    linears = 4 + 1  # of the layer, and the head
+    prompts, decodes = 1, 2
+    assert len(launches) == linears * (prompts + decodes)
 
 
 @pytest.mark.parametrize("config", [{}, {"kv_cache_dtype": KVCacheDType.INT8}], ids=["numbers", "int8"])
@@ -316,6 +337,16 @@ def test_a_gpu_has_a_reason_too(
     config = load_model_config(folder)
     choices = choose_kernels(config, torch.device("cuda", 0), torch.bfloat16, KVCacheDType.AUTO, 16)
     assert {choice.reason for choice in choices} == {reason}
+
+
+def test_a_tuning_table_that_cannot_be_used_leaves_all_to_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    monkeypatch.setattr(table, "_tables", {})
+    (tmp_path / "sm_80.json").write_text("{")
+    choices = choose_kernels(load_model_config(folder), CPU, torch.bfloat16, KVCacheDType.AUTO, 16, Backend.TRITON)
+    assert {(one.backend, one.reason) for one in choices} == {(Backend.TORCH, "tuning table sm_80.json: is no JSON")}
 
 
 def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
