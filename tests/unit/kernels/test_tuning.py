@@ -253,7 +253,7 @@ def test_a_gpu_that_kernels_do_not_take_is_named(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
     monkeypatch.setattr(tune, "ptxas_is_there", lambda: False)
     assert tune.main([]) == 1
-    assert capsys.readouterr().err.startswith("Nothing was tuned: candidates are compiled with ptxas, which is missing.")
+    assert "candidates are compiled with ptxas, which is missing." in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("gpu")

@@ -133,7 +133,7 @@ def test_norms_gates_and_products_of_4_bits_answer_alike(
 def test_dense_products_of_few_rows_answer_alike(
     tied: bool, tmp_path: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output head is one of them, and so is a router of experts."""
+    """Four of the layer and the output head, in a step of prompts and two of decodes."""
     folder = tmp_path / "qwen3"
     write_family(folder, **QWEN3 | {"tie_word_embeddings": tied})
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
@@ -144,9 +144,7 @@ def test_dense_products_of_few_rows_answer_alike(
     monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
     assert generate(make_engine(folder, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} == {"w16a16_product"}
-    linears = 4 + 1  # of the layer, and the head
-    prompts, decodes = 1, 2
-    assert len(launches) == linears * (prompts + decodes)
+    assert len(launches) == (4 + 1) * (1 + 2)
 
 
 @pytest.mark.parametrize("config", [{}, {"kv_cache_dtype": KVCacheDType.INT8}], ids=["numbers", "int8"])

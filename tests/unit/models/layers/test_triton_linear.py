@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from millstream_kernels.linear.w16a16 import MAX_ROWS
+from millstream_runtime.models.layers.triton_experts import triton_experts
 from millstream_runtime.models.layers.triton_linear import triton_dense_linear
+from millstream_runtime.models.linear.linear import DenseExperts
+from millstream_runtime.models.loading.layer_kernels import RouterSpec
 from tests.support.kernel_launches import recording_launches
 from tests.support.triton_interpreter import interpreting
 
@@ -56,3 +59,21 @@ def test_a_weight_that_the_kernel_does_not_take_is_left_to_the_memory_layout() -
     assert triton_dense_linear(torch.randn(72, 24), None) is None, "[in, out] in memory"
     assert triton_dense_linear(torch.randn(24, 12).t(), None) is None
     assert triton_dense_linear(torch.randn(0, 16).t(), None) is None, "a rank without tokens of the vocabulary"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_router_of_the_models_type_is_such_a_product_too(dtype: torch.dtype) -> None:
+    """One of another type is torch's, as DeepSeek's of float32 is next to weights of bfloat16."""
+    experts = [DenseExperts(torch.randn(4, *sizes) * 0.1) for sizes in ((32, 32), (16, 32))]
+    router = RouterSpec(torch.randn(4, 32).to(dtype), top_k=2, normalise=True)
+    x, found = torch.randn(3, 32), []
+    for dense_router in (False, True):
+        add = triton_experts(router, *experts, dense_router=dense_router)
+        assert add is not None
+        residual = torch.zeros(3, 32)
+        with recording_launches() as launches:
+            add(residual, x)
+        found.append(residual)
+        by_kernel = "w16a16_product" in {launch.kernel for launch in launches}
+        assert by_kernel == (dense_router and dtype == torch.float32)
+    torch.testing.assert_close(*found)
