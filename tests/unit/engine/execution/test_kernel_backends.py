@@ -129,24 +129,6 @@ def test_norms_gates_and_products_of_4_bits_answer_alike(
     assert {launch.kernel for launch in launches} > {"rms_norm_row", "gated_tile", "w4a16_product", "sum_splits"}
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_dense_products_of_few_rows_answer_alike(
-    tied: bool, tmp_path: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four of the layer and the output head, in a step of prompts and two of decodes."""
-    folder = tmp_path / "qwen3"
-    write_family(folder, **QWEN3 | {"tie_word_embeddings": tied})
-    few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
-    expected = generate(make_engine(folder), few)
-    assert not launches
-    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: only(dense_linears=True))
-    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
-    monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
-    assert generate(make_engine(folder, execution=TRITON), few) == expected
-    assert {launch.kernel for launch in launches} == {"w16a16_product"}
-    assert len(launches) == (4 + 1) * (1 + 2)
-
-
 @pytest.mark.parametrize("config", [{}, {"kv_cache_dtype": KVCacheDType.INT8}], ids=["numbers", "int8"])
 def test_rotations_and_writes_into_the_pool_answer_alike(
     config: dict[str, Any],
