@@ -7,6 +7,9 @@
 Weights are random, in bf16: speed does not depend on their values. Two loads: 256 requests of 100 to 1,024 tokens in
 and out ("nano bench"), and one request alone. Each number comes with its share of the roofline of an H200, and steady
 decoding with the share of time in which the GPU had nothing to do.
+
+From the steps that the engines timed follow the shares of its peaks that this GPU reached: its entry in
+`operator/millstream_operator/catalog/efficiencies.yaml`, by which the planner predicts from then on.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.gpu.efficiencies import NotMeasuredError, record
 from benchmarks.gpu.roofline import most_tokens_per_second, peak_rates
 from benchmarks.gpu.shapes import SHAPES, TINY, Shape
 from benchmarks.gpu.workloads import ALONE, NANO, Load, steady_idle_share, tokens_per_second
@@ -83,6 +87,7 @@ def measure(folder: Path, shape: Shape, execution: Execution, *, dry_run: bool) 
         "alone_idle_share": steady_idle_share(engine, 1),
         "graphs": asdict(engine.graphs) if engine.graphs is not None else None,
         "memory": asdict(engine.memory_use),
+        "steps": [one.measured() for one in engine.step_times],
     }
     engine.close()
     del engine
@@ -136,6 +141,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in [args.shape] if args.shape else SHAPES:
         path = RESULTS / f"gpu_{name.lower()}.json"
         run(name, SHAPES[name], partial(_save, path), dry_run=False)
+    try:
+        print(record(RESULTS, torch.cuda.get_device_name()))
+    except NotMeasuredError as error:
+        print(f"The planner's efficiencies stay as they are: {error}.", file=sys.stderr)
     return 0
 
 

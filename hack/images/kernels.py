@@ -19,17 +19,19 @@ from hack.images.errors import ImageError
 from hack.images.layer import Entry, content_hash, entries_below
 
 MACHINE = "x86_64"
+KERNELS = "kernels/millstream_kernels"
 _TRITON = re.compile(r"^triton==\S+", re.MULTILINE)
 
 
 def input_hash(checkout: Path, lock: str) -> str:
     """What the folder depends on: the kernels, what compiles them, Triton's version in the image, the machine."""
     sources = []
-    for folder in ("kernels/millstream_kernels", "hack/kernels"):
+    for folder in (KERNELS, "hack/kernels"):
+        endings = (".py", ".json") if folder == KERNELS else (".py",)  # tuning tables choose the variants
         sources += [
             Entry(f"{folder}/{entry.name}", entry.path)
             for entry in entries_below(checkout / folder)
-            if entry.name.endswith(".py")
+            if entry.name.endswith(endings)
         ]
     pinned = _TRITON.search(lock)
     facts = (content_hash(sources), pinned[0] if pinned else "", platform.machine())

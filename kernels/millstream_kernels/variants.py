@@ -18,6 +18,7 @@ from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.linear.w8a8 import w8a8_variants
 from millstream_kernels.linear.w8a16 import w8a16_variants
+from millstream_kernels.linear.w16a16 import w16a16_variants
 from millstream_kernels.sampling.logprobs import logprobs_variants
 from millstream_kernels.sampling.sample import sample_variants
 from millstream_kernels.variant import Variant
@@ -33,6 +34,7 @@ VARIANTS: tuple[Variant, ...] = (
     *w8a8_variants(),
     *w8a16_variants(),
     *nf4_variants(),
+    *w16a16_variants(),
     *sum_splits_variants(),
     *rope_kv_write_variants(),
     *sample_variants(),

@@ -163,6 +163,28 @@ LINEARS = [
         "test_w8a8.py::test_a_row_has_one_result_alone_and_in_company",
     ),
     _mutation(
+        "the same in 16 bits: few rows need no splits",
+        "linear/w16a16",
+        "splits = splits_of(num_outputs, num_inputs)",
+        "splits = splits_of(num_outputs if num_rows <= 16 else num_outputs << 20, num_inputs)",
+        "test_w16a16.py::test_a_row_has_one_result_alone_in_company_and_as_a_row_of_a_check",
+        "test_w16a16.py::test_how_a_weight_is_split_follows_from_its_shape_alone",
+    ),
+    _mutation(
+        "0 * NaN of what is behind the end of a row is NaN",
+        "linear/w16a16",
+        "mask=is_row[None, :] & inside[:, None], other=0.0)",
+        "mask=is_row[None, :], other=0.0)",
+        "test_w16a16.py::test_its_error_is_at_most_twice_that_of_torch",
+    ),
+    _mutation(
+        "a split does not end where the next begins",
+        "linear/w16a16",
+        "end = tl.minimum(begin + split_tiles * TILE, size)",
+        "end = size",
+        "test_w16a16.py::test_its_error_is_at_most_twice_that_of_torch",
+    ),
+    _mutation(
         "float8 sums of a whole row stay in 14 bits on sm_90",
         "linear/w8a8",
         "max_num_imprecise_acc=TILE, out_dtype=SUMS",

@@ -29,7 +29,7 @@ from millstream_kernels.experts.combine import combine
 from millstream_kernels.experts.placement import place
 from millstream_kernels.experts.product import expert_linear
 from millstream_kernels.experts.routing import RoutingRule, route
-from millstream_kernels.linear import nf4, w4a16, w8a8, w8a16
+from millstream_kernels.linear import nf4, w4a16, w8a8, w8a16, w16a16
 from millstream_kernels.linear.int4_weight import TILE, Int4Weight
 from millstream_kernels.linear.splits import add_splits
 from millstream_kernels.sampling.logprobs import describe_tokens
@@ -168,15 +168,23 @@ def _sum(variant: Variant, _capability: int) -> None:
         add_splits(torch.empty(4, 3, FEW_OUTPUTS), bias, output)
 
 
+def _shape_of(own: Any) -> tuple[Any, ...]:
+    """Of a plan of a product."""
+    return own.block_rows, own.num_warps, own.num_stages, own.writes_partials
+
+
+def _shape_of_variant(variant: Variant) -> tuple[Any, ...]:
+    constants = variant.constants
+    return constants["BLOCK_ROWS"], variant.num_warps, variant.num_stages, constants["PARTIAL"]
+
+
 def _w4a16(variant: Variant, capability: int) -> None:
     constants, dtype = variant.constants, _type(variant, "x")
     group_size = 32 * int(constants["GROUP_RUNS"] or 0)
-    wanted = (constants["BLOCK_ROWS"], variant.num_warps, variant.num_stages, constants["PARTIAL"])
     for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
         weight = _int4_weight(num_outputs, group_size)
         for num_rows in (1, 16, 17, 64, 65, 200):
-            own = w4a16.plan(num_rows, weight, capability)
-            if (own.block_rows, own.num_warps, own.num_stages, own.writes_partials) == wanted:
+            if _shape_of(w4a16.plan(num_rows, weight, capability)) == _shape_of_variant(variant):
                 w4a16.w4a16_linear(torch.empty(num_rows, INPUTS, dtype=dtype), weight)
 
 
@@ -186,38 +194,42 @@ def _int4_weight(num_outputs: int, group_size: int) -> Int4Weight:
     return Int4Weight(codes, groups, num_outputs, INPUTS, group_size, torch.float16, None)
 
 
-def _w8a8(variant: Variant, _capability: int) -> None:
+def _w8a8(variant: Variant, capability: int) -> None:
     codes, size = _type(variant, "x"), FEW_OUTPUTS
     weight = torch.empty(size, INPUTS, dtype=codes)
     by_block = variant.constants["IS_BLOCK"]
     scales = torch.empty(size // TILE, INPUTS // TILE) if by_block else torch.empty(size)
     for num_rows in (1, 16, 17, 64, 65, 200):
-        own = w8a8.plan(num_rows, size, INPUTS)
-        if (own.block_rows, own.writes_partials) == (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"]):
+        if _shape_of(w8a8.plan(num_rows, size, INPUTS, capability)) == _shape_of_variant(variant):
             x_scales = torch.empty(num_rows, INPUTS // TILE) if by_block else torch.empty(num_rows)
             w8a8.w8a8_linear(torch.empty(num_rows, INPUTS, dtype=codes), x_scales, weight, scales)
 
 
-def _w8a16(variant: Variant, _capability: int) -> None:
-    wanted = (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"])
+def _w8a16(variant: Variant, capability: int) -> None:
     for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
         weight, scales = torch.empty(num_outputs, INPUTS, dtype=_type(variant, "weight")), torch.empty(1, num_outputs)
         for num_rows in (1, 17, 200):
-            own = w8a16.plan(num_rows, num_outputs, INPUTS)
-            if (own.block_rows, own.writes_partials) == wanted:
+            if _shape_of(w8a16.plan(num_rows, num_outputs, INPUTS, capability)) == _shape_of_variant(variant):
                 w8a16.w8a16_linear(torch.empty(num_rows, INPUTS, dtype=_type(variant, "x")), weight, scales)
 
 
-def _nf4(variant: Variant, _capability: int) -> None:
-    wanted = (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"])
+def _w16a16(variant: Variant, capability: int) -> None:
+    dtype = _type(variant, "x")
+    for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
+        weight = torch.empty(num_outputs, INPUTS, dtype=dtype)
+        for num_rows in (1, 17):
+            if _shape_of(w16a16.plan(num_rows, num_outputs, INPUTS, capability)) == _shape_of_variant(variant):
+                w16a16.w16a16_linear(torch.empty(num_rows, INPUTS, dtype=dtype), weight)
+
+
+def _nf4(variant: Variant, capability: int) -> None:
     for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
         absmax = torch.empty(num_outputs, INPUTS // 64, dtype=_type(variant, "absmax"))
         nested = nf4.NestedScales(torch.empty(256), torch.empty(absmax.numel() // 256), 0.5)
         codes = torch.empty(num_outputs, INPUTS // 2, dtype=torch.uint8)
         weight = nf4.Nf4Weight(codes, absmax, torch.empty(16), nested if variant.constants["IS_NESTED"] else None)
         for num_rows in (1, 17, 200):
-            own = nf4.plan(num_rows, num_outputs, INPUTS)
-            if (own.block_rows, own.writes_partials) == wanted:
+            if _shape_of(nf4.plan(num_rows, num_outputs, INPUTS, capability)) == _shape_of_variant(variant):
                 nf4.nf4_linear(torch.empty(num_rows, INPUTS, dtype=_type(variant, "x")), weight)
 
 
@@ -271,6 +283,7 @@ CALLS: dict[str, Callable[[Variant, int], None]] = {
     "w8a8_product": _w8a8,
     "w8a16_product": _w8a16,
     "nf4_product": _nf4,
+    "w16a16_product": _w16a16,
     "quantize_row": _quantize,
     "route_token": _route,
     "count_assignments": _place,

@@ -35,14 +35,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from millstream_kernels.arguments import require, require_tensor, require_unit_stride
+from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
 from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
+from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
+from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 GROUP, NESTED_GROUP = 64, 256  # inputs of a scale; scales of a nested one
 UNIT = 8  # the distance of rows of x is passed in units of 8 numbers
-FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,12 @@ class Nf4Plan:
     writes_partials: bool
 
 
-def tiles(num_rows: int) -> tuple[int, int, int]:
-    """Rows of a tile, warps and stages."""
-    return (FEW_ROWS, 4, 3) if num_rows <= FEW_ROWS else (64, 8, 3)
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int) -> Nf4Plan:
-    """Return how `num_rows` rows are multiplied."""
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> Nf4Plan:
+    """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     splits = splits_of(num_outputs, num_inputs)
     writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    return Nf4Plan(*tiles(num_rows), splits, writes_partials)
+    tiles = tiles_for("nf4", num_rows, capability)
+    return Nf4Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
 
 
 @triton.jit(do_not_specialize=["x_row", "num_rows", "num_outputs", "num_groups", "split_groups", "has_bias"])
@@ -191,7 +189,7 @@ def nf4_linear(x: Tensor, weight: Nf4Weight, bias: Tensor | None = None, *, outp
     require(output.is_contiguous(), "output", "is not contiguous")
     if num_rows == 0:
         return output
-    own = plan(num_rows, num_outputs, x.shape[1])
+    own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
     output_tiles = triton.cdiv(num_outputs, TILE)
     target = output
     if own.writes_partials:
@@ -215,7 +213,7 @@ def nf4_linear(x: Tensor, weight: Nf4Weight, bias: Tensor | None = None, *, outp
         own.splits.tiles * (TILE // GROUP),
         int(bias is not None),
         0.0 if nested is None else nested.offset,
-        **_constants(own, nested is not None),
+        **_constants(own.block_rows, nested is not None, own.writes_partials),
         num_warps=own.num_warps,
         num_stages=own.num_stages,
     )
@@ -247,33 +245,33 @@ def _check(x: Tensor, weight: Nf4Weight) -> tuple[int, int]:
     return num_outputs, size // GROUP
 
 
-def _constants(own: Nf4Plan, is_nested: bool) -> dict[str, int | bool]:
+def _constants(block_rows: int, is_nested: bool, partial: bool) -> dict[str, int | bool]:
     return {
-        "BLOCK_ROWS": own.block_rows,
+        "BLOCK_ROWS": block_rows,
         "TILE": TILE,
         "GROUP": GROUP,
         "NESTED_GROUP": NESTED_GROUP,
         "UNIT": UNIT,
         "IS_NESTED": is_nested,
-        "PARTIAL": own.writes_partials,
+        "PARTIAL": partial,
     }
 
 
 def nf4_variants() -> Iterator[Variant]:
     """Models in bfloat16, scales quantized and not."""
-    wanted = ((FEW_ROWS, True), (SPLIT_ROWS, True), (SPLIT_ROWS, False))
-    for is_nested, (num_rows, partial) in product((False, True), wanted):
-        own = Nf4Plan(*tiles(num_rows), Splits(1, 1), partial)
-        arguments = {"x": "*bf16", "codes": "*u8", "absmax": "*u8" if is_nested else "*fp32", "values": "*fp32"}
-        arguments |= {"nested_table": "*fp32", "nested_absmax": "*fp32", "bias": "*bf16"}
-        arguments |= {"output": "*fp32" if partial else "*bf16"}
-        arguments |= dict.fromkeys(nf4_product.arg_names[8:14], "i32") | {"offset": "fp32"}
-        yield Variant(
-            f"bf16{'-nested' if is_nested else ''}-rows{own.block_rows}{'-partial' if partial else ''}",
-            nf4_product,
-            arguments,
-            _constants(own, is_nested),
-            TensorCores.WGMMA,
-            own.num_warps,
-            own.num_stages,
-        )
+    for capability, is_nested in product(ARCHITECTURES, (False, True)):
+        for name, tiles, is_partial in tuned_tiles("nf4", capability):
+            arguments = {"x": "*bf16", "codes": "*u8", "absmax": "*u8" if is_nested else "*fp32", "values": "*fp32"}
+            arguments |= {"nested_table": "*fp32", "nested_absmax": "*fp32", "bias": "*bf16"}
+            arguments |= {"output": "*fp32" if is_partial else "*bf16"}
+            arguments |= dict.fromkeys(nf4_product.arg_names[8:14], "i32") | {"offset": "fp32"}
+            yield Variant(
+                f"bf16{'-nested' if is_nested else ''}-{name}",
+                nf4_product,
+                arguments,
+                _constants(tiles.block_rows, is_nested, is_partial),
+                TensorCores.WGMMA,
+                tiles.num_warps,
+                tiles.num_stages,
+                capabilities=(capability,),
+            )

@@ -44,10 +44,12 @@ from torch import Tensor
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
 from millstream_kernels.linear.int4_weight import RUN, RUNS, TILE, UNIT, Int4Weight
 from millstream_kernels.linear.splits import Splits, add_splits, splits_of
+from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
+from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +63,18 @@ class W4A16Plan:
     writes_partials: bool
 
 
-def tiles(num_rows: int, group_size: int, capability: int) -> tuple[int, int, int]:
-    """Rows of a tile, warps and stages. Wider tiles would spill: before sm_90, and where small groups need scales."""
-    if num_rows <= FEW_ROWS:
-        return FEW_ROWS, 4, 4
-    if num_rows <= SPLIT_ROWS or capability < 90 or group_size < TILE:
-        return 64, 8, 4
-    return 128, 8, 3
+def table_name(group_size: int) -> str:
+    """The kernel in the tuning tables: small groups need more registers for their scales, so fewer rows fit."""
+    return "w4a16" if group_size >= TILE else "w4a16-small-groups"
 
 
 def plan(num_rows: int, weight: Int4Weight, capability: int) -> W4A16Plan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     splits = splits_of(weight.num_outputs, weight.num_inputs)
-    sizes = tiles(num_rows, weight.group_size, capability)
+    tiles = tiles_for(table_name(weight.group_size), num_rows, capability)
     # The partial sums of few rows are small: one variant less to compile for weights with many outputs.
     writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    return W4A16Plan(*sizes, splits, writes_partials)
+    return W4A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
 
 
 @triton.jit
@@ -286,15 +284,14 @@ def _constants(own: W4A16Plan, group_size: int, scales: torch.dtype, whole_tiles
 def w4a16_variants() -> Iterator[Variant]:
     """Models in bfloat16 with scales in float16, as AWQ and GPTQ write them, and inputs in whole tiles."""
     formats = [("bf16", 128), ("bf16", 64), ("bf16", 32), ("fp16", 128)]
-    for capability, (dtype, group_size) in product((80, 90), formats):
-        wanted = [(FEW_ROWS, True), (SPLIT_ROWS, True), (SPLIT_ROWS, False), (SPLIT_ROWS + 1, False)]
-        plans = {W4A16Plan(*tiles(rows, group_size, capability), Splits(1, 1), partial) for rows, partial in wanted}
-        for own in sorted(plans, key=lambda one: (one.block_rows, one.writes_partials)):
+    for capability, (dtype, group_size) in product(ARCHITECTURES, formats):
+        for name, tiles, is_partial in tuned_tiles(table_name(group_size), capability):
+            own = W4A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, Splits(1, 1), is_partial)
             arguments = {"x": f"*{dtype}", "codes": "*i32", "groups": "*i32", "bias": f"*{dtype}"}
-            arguments |= {"output": "*fp32" if own.writes_partials else f"*{dtype}"}
+            arguments |= {"output": "*fp32" if is_partial else f"*{dtype}"}
             arguments |= dict.fromkeys(w4a16_product.arg_names[5:14], "i32")
             yield Variant(
-                f"{dtype}-group{group_size}-rows{own.block_rows}{'-partial' if own.writes_partials else ''}",
+                f"{dtype}-group{group_size}-{name}",
                 w4a16_product,
                 arguments,
                 _constants(own, group_size, torch.float16, whole_tiles=True),

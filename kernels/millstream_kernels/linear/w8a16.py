@@ -35,14 +35,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from millstream_kernels.arguments import require, require_tensor, require_unit_stride
+from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
 from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
+from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
+from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 CODES = {torch.int8, torch.uint8}  # uint8: the bits of float8_e4m3fn
 UNIT = 16  # K and strides are passed in units of 16 numbers: of codes, 16 bytes
-FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +58,12 @@ class W8A16Plan:
     writes_partials: bool
 
 
-def tiles(num_rows: int) -> tuple[int, int, int]:
-    """Rows of a tile, warps and stages."""
-    return (FEW_ROWS, 4, 3) if num_rows <= FEW_ROWS else (64, 8, 3)
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int) -> W8A16Plan:
-    """Return how `num_rows` rows are multiplied."""
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> W8A16Plan:
+    """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     splits = splits_of(num_outputs, num_inputs)
     writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    return W8A16Plan(*tiles(num_rows), splits, writes_partials)
+    tiles = tiles_for("w8a16", num_rows, capability)
+    return W8A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
 
 
 @triton.jit
@@ -191,7 +189,7 @@ def w8a16_linear(
     require(output.is_contiguous(), "output", "is not contiguous")
     if num_rows == 0:
         return output
-    own = plan(num_rows, num_outputs, x.shape[1])
+    own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
     output_tiles = triton.cdiv(num_outputs, TILE)
     target = output
     if own.writes_partials:
@@ -212,7 +210,7 @@ def w8a16_linear(
         own.splits.tiles,
         group_tiles,
         int(bias is not None),
-        **_constants(own),
+        **_constants(own.block_rows, own.writes_partials),
         num_warps=own.num_warps,
         num_stages=own.num_stages,
     )
@@ -240,23 +238,23 @@ def _check(x: Tensor, weight: Tensor, scales: Tensor, group_size: int | None) ->
     return -(-length // TILE)
 
 
-def _constants(own: W8A16Plan) -> dict[str, int | bool]:
-    return {"BLOCK_ROWS": own.block_rows, "TILE": TILE, "UNIT": UNIT, "PARTIAL": own.writes_partials}
+def _constants(block_rows: int, partial: bool) -> dict[str, int | bool]:
+    return {"BLOCK_ROWS": block_rows, "TILE": TILE, "UNIT": UNIT, "PARTIAL": partial}
 
 
 def w8a16_variants() -> Iterator[Variant]:
     """Models in bfloat16 with codes of either kind; a variant serves scales per channel and per group."""
-    wanted = ((FEW_ROWS, True), (SPLIT_ROWS, True), (SPLIT_ROWS, False))
-    for (kind, codes), (num_rows, partial) in product((("int8", "i8"), ("e4m3", "u8")), wanted):
-        own = W8A16Plan(*tiles(num_rows), Splits(1, 1), partial)
-        arguments = {"x": "*bf16", "weight": f"*{codes}", "scales": "*fp32", "bias": "*bf16"}
-        arguments |= {"output": "*fp32" if partial else "*bf16"}
-        yield Variant(
-            f"bf16-{kind}-rows{own.block_rows}{'-partial' if partial else ''}",
-            w8a16_product,
-            arguments | dict.fromkeys(w8a16_product.arg_names[5:13], "i32"),
-            _constants(own),
-            TensorCores.WGMMA,
-            own.num_warps,
-            own.num_stages,
-        )
+    for capability, (kind, codes) in product(ARCHITECTURES, (("int8", "i8"), ("e4m3", "u8"))):
+        for name, tiles, is_partial in tuned_tiles("w8a16", capability):
+            arguments = {"x": "*bf16", "weight": f"*{codes}", "scales": "*fp32", "bias": "*bf16"}
+            arguments |= {"output": "*fp32" if is_partial else "*bf16"}
+            yield Variant(
+                f"bf16-{kind}-{name}",
+                w8a16_product,
+                arguments | dict.fromkeys(w8a16_product.arg_names[5:13], "i32"),
+                _constants(tiles.block_rows, is_partial),
+                TensorCores.WGMMA,
+                tiles.num_warps,
+                tiles.num_stages,
+                capabilities=(capability,),
+            )

@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import product
 
 import torch
 import triton
@@ -39,12 +38,14 @@ from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError, capability_of, require, require_tensor
 from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
+from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
+from millstream_kernels.tuning.table import tiles_for
 from millstream_kernels.variant import TensorCores, Variant
 
 CODES = {torch.int8, torch.float8_e4m3fn}
 OUTPUTS = {torch.bfloat16, torch.float16, torch.float32}
 UNIT = 16  # sizes and strides of codes are passed in units of 16 bytes
-FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
 FP8_CAPABILITY = 89
 
 
@@ -66,17 +67,11 @@ class W8A8Plan:
     writes_partials: bool
 
 
-def tiles(num_rows: int) -> tuple[int, int, int]:
-    """Rows of a tile, warps and stages."""
-    if num_rows <= FEW_ROWS:
-        return FEW_ROWS, 4, 4
-    return (64, 4, 4) if num_rows <= SPLIT_ROWS else (128, 8, 3)
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int) -> W8A8Plan:
-    """Return how `num_rows` rows are multiplied."""
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> W8A8Plan:
+    """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     splits = splits_of(num_outputs, num_inputs)
-    return W8A8Plan(*tiles(num_rows), splits, writes_partials=num_rows <= SPLIT_ROWS)
+    tiles = tiles_for("w8a8", num_rows, capability)
+    return W8A8Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, num_rows <= SPLIT_ROWS)
 
 
 @triton.jit(
@@ -190,7 +185,7 @@ def w8a8_linear(
         require(bias.is_contiguous(), "bias", "is not contiguous")
     if num_rows == 0:
         return output
-    own = plan(num_rows, num_outputs, x.shape[1])
+    own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
     output_tiles = triton.cdiv(num_outputs, TILE)
     target = output
     if own.writes_partials:
@@ -211,7 +206,7 @@ def w8a8_linear(
         x.shape[1] // UNIT,
         own.splits.tiles,
         int(bias is not None),
-        **_constants(own, kind),
+        **_constants(own.block_rows, kind, own.writes_partials),
         num_warps=own.num_warps,
         num_stages=own.num_stages,
     )
@@ -244,31 +239,32 @@ def _check(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -
     return kind
 
 
-def _constants(own: W8A8Plan, kind: ScaleKind) -> dict[str, int | bool]:
+def _constants(block_rows: int, kind: ScaleKind, partial: bool) -> dict[str, int | bool]:
     return {
-        "BLOCK_ROWS": own.block_rows,
+        "BLOCK_ROWS": block_rows,
         "TILE": TILE,
         "UNIT": UNIT,
         "IS_BLOCK": kind == ScaleKind.BLOCK,
-        "PARTIAL": own.writes_partials,
+        "PARTIAL": partial,
     }
 
 
 def w8a8_variants() -> Iterator[Variant]:
     """Models in bfloat16: INT8 by channel, FP8 by channel and by block."""
-    formats = [("i8", ScaleKind.CHANNEL, (80, 90)), ("fp8e4nv", ScaleKind.CHANNEL, (90,))]
-    formats.append(("fp8e4nv", ScaleKind.BLOCK, (90,)))
-    for (codes, kind, capabilities), num_rows in product(formats, (FEW_ROWS, SPLIT_ROWS, SPLIT_ROWS + 1)):
-        own = W8A8Plan(*tiles(num_rows), Splits(1, 1), writes_partials=num_rows <= SPLIT_ROWS)
-        arguments = {"x": f"*{codes}", "x_scales": "*fp32", "weight": f"*{codes}", "weight_scales": "*fp32"}
-        arguments |= {"bias": "*bf16", "output": "*fp32" if own.writes_partials else "*bf16"}
-        yield Variant(
-            f"{codes}-{kind}-rows{own.block_rows}",
-            w8a8_product,
-            arguments | dict.fromkeys(w8a8_product.arg_names[6:13], "i32"),
-            _constants(own, kind),
-            TensorCores.WGMMA,
-            own.num_warps,
-            own.num_stages,
-            capabilities=capabilities,
-        )
+    formats = [("i8", ScaleKind.CHANNEL, 80), ("i8", ScaleKind.CHANNEL, 90)]
+    formats += [("fp8e4nv", ScaleKind.CHANNEL, 90), ("fp8e4nv", ScaleKind.BLOCK, 90)]
+    wanted = ((FEW_ROWS, True), (SPLIT_ROWS, True), (None, False))
+    for codes, kind, capability in formats:
+        for name, tiles, is_partial in tuned_tiles("w8a8", capability, wanted):
+            arguments = {"x": f"*{codes}", "x_scales": "*fp32", "weight": f"*{codes}", "weight_scales": "*fp32"}
+            arguments |= {"bias": "*bf16", "output": "*fp32" if is_partial else "*bf16"}
+            yield Variant(
+                f"{codes}-{kind}-{name}",
+                w8a8_product,
+                arguments | dict.fromkeys(w8a8_product.arg_names[6:13], "i32"),
+                _constants(tiles.block_rows, kind, is_partial),
+                TensorCores.WGMMA,
+                tiles.num_warps,
+                tiles.num_stages,
+                capabilities=(capability,),
+            )

@@ -29,6 +29,7 @@ from millstream_operator.planning.choices.placement_reasons import (
     calibration_reasons,
     engine_reasons,
     placement_reasons,
+    rate_reasons,
 )
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
@@ -233,6 +234,7 @@ def _planned(
         reasons=(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
             *placement_reasons(best, resolved, deployment.spec.replicas),
+            *rate_reasons(best),
             *calibration_reasons(best, facts.calibration),
             *found.reasons,
             *engine_reasons(resolved.reasons, best, blind),

@@ -18,12 +18,12 @@ class Unquantized:
 
     def linear(self, source: TensorSource, parts: Mapping[str, Size], in_features: Size, bias: Tensor | None) -> Linear:
         out_features, num_inputs = sum(map(kept_size, parts.values())), kept_size(in_features)
-        if source.memory.is_output_major(num_inputs * out_features):
+        if source.is_output_major(num_inputs * out_features):
             weight = source.empty(out_features, num_inputs).t()
         else:
             weight = source.empty(num_inputs, out_features)
         self.fill(source, weight, parts, in_features)
-        return source.memory.linear(weight, bias)
+        return source.linear_of(weight, bias)
 
     def dense_weight(self, source: TensorSource, module: str, out_features: Size, in_features: Size) -> Tensor:
         stored = source.read(f"{module}.weight", (out_features, in_features))

@@ -52,6 +52,12 @@ class TensorSource(Protocol):
             RuntimeFailure: CheckpointInvalid, it is none.
         """
 
+    def is_output_major(self, num_elements: int) -> bool:
+        """Whether a dense weight of that size is to lie in memory as `[out, in]`, not as `[in, out]`."""
+
+    def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The layer of a dense weight `[in, out]`, by a chosen kernel or as `memory` makes it."""
+
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear | None:
         """The layer of a quantized weight by a chosen kernel, counted; None: it is left to `implementations`."""
 

@@ -50,6 +50,13 @@ def test_the_layer_moves_with_the_kernels_and_with_triton(tmp_path: Path) -> Non
     before = kernels.input_hash(tmp_path, "triton==3.6.0 ; x\n    --hash=a\ntorch==1\n")
     assert kernels.input_hash(tmp_path, "triton==3.6.0 ; x\n    --hash=a\ntorch==2\n") == before
     assert kernels.input_hash(tmp_path, "triton==3.7.0 ; x\n    --hash=b\ntorch==1\n") != before
+    for folder in ("kernels/millstream_kernels", "hack/kernels"):
+        (tmp_path / folder / "table.json").write_text("{}")
+    tuned = kernels.input_hash(tmp_path, "triton==3.6.0 ; x\n    --hash=a\ntorch==1\n")
+    assert tuned != before, "a tuning table chooses what is compiled"
+    (tmp_path / "hack/kernels/table.json").unlink()
+    assert kernels.input_hash(tmp_path, "triton==3.6.0 ; x\n    --hash=a\ntorch==1\n") == tuned
+    before = kernels.input_hash(tmp_path, "triton==3.6.0\n")
     (tmp_path / "kernels/millstream_kernels/one.py").write_text("x = 2\n")
     assert kernels.input_hash(tmp_path, "triton==3.6.0\n") != before
 

@@ -15,8 +15,11 @@ import torch
 import triton
 
 import millstream_kernels.attention.prefill
+import millstream_kernels.linear.nf4
 import millstream_kernels.linear.w4a16
 import millstream_kernels.linear.w8a8
+import millstream_kernels.linear.w8a16
+import millstream_kernels.linear.w16a16
 from hack.kernels.prebuild import prebuild
 from hack.kernels.store import compile_all
 from millstream_kernels.arguments import capability_of
@@ -56,7 +59,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def gpu(path: Path, capability: int, fake: FakeCuda | None = None) -> Iterator[tuple[Lookup, FakeCuda, list[str]]]:
     """A fake GPU whose kernels come from `path`; the lookup, the driver library, and what was said."""
     fake, said = fake or FakeCuda(), list[str]()
-    modules = (millstream_kernels.attention.prefill, millstream_kernels.linear.w4a16, millstream_kernels.linear.w8a8)
+    linear = millstream_kernels.linear
+    modules = (millstream_kernels.attention.prefill, linear.nf4, linear.w4a16, linear.w8a8, linear.w8a16, linear.w16a16)
     tables = [kernel.device_caches for kernel in KERNELS.values()]
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:

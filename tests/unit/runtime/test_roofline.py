@@ -53,6 +53,7 @@ FLOORS = {
     "64 MiB in bfloat16, with the residual": kernel_work.rms_norm(ROWS, 4096, residual=True),
     "64 MiB of outputs in bfloat16": kernel_work.gated_activation(ROWS, 4096),
     "35 MB of weights, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=4, group_size=128),
+    "134 MB of weights, up to 64 rows": kernel_work.linear(64, 16384, 4096),
     "67 MB of weights, up to 64 rows": kernel_work.linear(64, 16384, 4096, bits=8),
     "67 MB of codes, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=8, quantizes_inputs=False),
     "38 MB of NF4, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=4, group_size=64),

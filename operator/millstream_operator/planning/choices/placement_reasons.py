@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream_operator.catalog.efficiencies import efficiencies
 from millstream_operator.planning.calibration import NO_CORRECTION, UNCHANGED_PERMILLE, Calibration, Correction
 from millstream_operator.planning.choices.outcome import Outcome
 from millstream_operator.planning.measurement import parts_of
@@ -72,6 +73,14 @@ def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) 
         text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
         found.append(PlanReason(reason.field, text))
     return found
+
+
+def rate_reasons(best: Outcome) -> list[PlanReason]:
+    """Whose rates predict, where the part was measured; nothing where they are assumed, as for all others."""
+    part = best.candidate.stock.part.name
+    if best.prediction is None or (found := efficiencies().of(part)).basis != "measured":
+        return []
+    return [PlanReason("predicted", f"By rates that were measured on {part}: {found.source}.")]
 
 
 def calibration_reasons(best: Outcome, calibration: Calibration) -> list[PlanReason]:

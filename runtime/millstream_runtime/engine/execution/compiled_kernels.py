@@ -21,13 +21,13 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from millstream_kernels.arguments import KernelArgumentError
-from millstream_kernels.linear.w8a8 import FEW_ROWS, SPLIT_ROWS
 from millstream_kernels.prebuilt.cuda_library import CudaError
 from millstream_kernels.prebuilt.folder import PrebuiltError
 from millstream_kernels.prebuilt.install import install, install_compiling
 from millstream_kernels.prebuilt.key import compiled_for, variant_key
 from millstream_kernels.prebuilt.launcher import UnsupportedKernelError
 from millstream_kernels.prebuilt.lookup import Lookup, MissingKernelError, ptxas_is_there
+from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
 from millstream_kernels.variants import VARIANTS
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.forward import Forward
@@ -150,12 +150,15 @@ def _with_torch(choices: Choices, parts: Collection[str], reason: str | None) ->
 def _compute_steps(
     model: Decoder, cache: KVCache, config: RuntimeConfig, shard_config: ShardConfig, backend: Backend
 ) -> None:
-    """A step for each size of tile that products have: one token, a few rows, many, and as many as ever come."""
+    """A step for each size of tile that products have: one token, a few rows, many, and as many as ever come.
+
+    The output head has tiles too: its rows are those that a token is sampled from.
+    """
     forward = Forward(model, cache, shard_config.policy, backend=backend)
     most = config.max_num_batched_tokens
     for num_tokens in sorted({min(most, one) for one in (1, FEW_ROWS + 1, SPLIT_ROWS + 1, most)}):
         step = step_of_prompts(config, num_tokens, shard_config.model_config.max_model_len, forward.num_groups)
-        forward.logits(forward.residual(step), [0])
+        forward.logits(forward.residual(step), [*range(min(num_tokens, SPLIT_ROWS))])
 
 
 @torch.inference_mode()

@@ -20,7 +20,13 @@ from millstream_runtime.models.loading.layer_kernels import LayerKernels
 DECODES = "decode_attention"  # on a CPU
 ATTENTION_PARTS = ("attention", "static_decode")
 LINEAR = "linear"  # of quantized weights
-LAYER_PARTS = ("norm", "activation", LINEAR)  # taken layer by layer: what a kernel does not take is torch's
+DENSE_LINEAR = "dense_linear"  # of weights of 16 bits: steps of few rows
+LAYER_PARTS = (
+    "norm",
+    "activation",
+    LINEAR,
+    DENSE_LINEAR,
+)  # taken layer by layer: what a kernel does not take is torch's
 ROPE, EXPERTS, SAMPLER = "rope_kv_write", "experts", "sampler"
 PARTS_OF_LAYERS = (*LAYER_PARTS, ROPE, EXPERTS)  # the parts that weights are laid out for
 PARTS = (*ATTENTION_PARTS, ROPE, *LAYER_PARTS, EXPERTS, SAMPLER)
@@ -82,9 +88,9 @@ def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype
     from millstream_runtime.models.layers.triton_layers import TritonLayers
     from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 
-    norm, activation, linear, rope, experts = chosen
+    norm, activation, linear, dense, rope, experts = chosen
     check = KernelCheck(dtype) if device.type == "cuda" else None
-    return TritonLayers(norm, activation, linear, rope, experts, check)
+    return TritonLayers(norm, activation, linear, rope, experts, dense, check)
 
 
 def after_loading(
@@ -142,8 +148,14 @@ def _capability(device: torch.device) -> int:
 def _unsupported_layers(dtype: torch.dtype) -> str | None:
     try:
         from millstream_kernels.elementwise.rms_norm import DTYPES
+        from millstream_kernels.tuning.table import ARCHITECTURES, TuningTableError, table_of
     except ImportError:
         return "triton is not installed"
+    try:
+        for architecture in ARCHITECTURES:
+            table_of(architecture)
+    except TuningTableError as error:
+        return str(error)
     return None if dtype in DTYPES else f"dtype {str(dtype).removeprefix('torch.')}"
 
 

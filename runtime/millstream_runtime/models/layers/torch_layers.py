@@ -58,6 +58,13 @@ class TorchLayers:
     def routed_experts(self, router: RouterSpec, gate_up: ExpertLinears, down: ExpertLinears) -> AddExperts | None:
         return None
 
+    @property
+    def is_output_major(self) -> bool:
+        return False
+
+    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear | None:
+        return None
+
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
         return None
 

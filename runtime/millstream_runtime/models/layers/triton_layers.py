@@ -1,4 +1,4 @@
-"""Norms, gates, rotations and products by quantized weights by the Triton kernels of `millstream_kernels`.
+"""Norms, gates, rotations and products by weights of 4 to 16 bits by the Triton kernels of `millstream_kernels`.
 
 Importing this imports triton: only an engine that chose these kernels does (`execution.kernel_choice`). What a kernel
 does not take, such as a size that is no multiple of 8, is left to torch layer by layer.
@@ -17,6 +17,7 @@ from millstream_kernels.elementwise.rms_norm import MAX_SIZE, UNIT, rms_norm
 from millstream_kernels.elementwise.rope_kv_write import HeadNorm
 from millstream_runtime.models.layers.torch_layers import TORCH_LAYERS, gelu_tanh
 from millstream_runtime.models.layers.triton_experts import triton_experts
+from millstream_runtime.models.layers.triton_linear import triton_dense_linear
 from millstream_runtime.models.layers.triton_rope import TritonRopeWrite
 from millstream_runtime.models.linear.linear import ExpertLinears, Linear
 from millstream_runtime.models.loading.layer_kernels import Activation, AddExperts, RopeWrite, RouterSpec, TensorLayer
@@ -55,13 +56,15 @@ class TritonGate:
 
 @dataclass(frozen=True, slots=True)
 class TritonLayers:
-    """See `LayerKernels`. Each part as it was chosen. `check`: of products, None: they are taken as they are."""
+    """See `LayerKernels`. Each part as it was chosen. `check`: of products by quantized weights, None: they are taken
+    as they are."""
 
     norms: bool
     activations: bool
-    linears: bool
+    linears: bool  # by quantized weights
     rotates: bool
     experts: bool
+    dense_linears: bool = False  # by weights of 16 bits
     check: KernelCheck | None = field(default=None, compare=False)
 
     @property
@@ -85,7 +88,14 @@ class TritonLayers:
         return TritonRopeWrite(None if norm_weight is None else HeadNorm(norm_weight.contiguous(), eps))
 
     def routed_experts(self, router: RouterSpec, gate_up: ExpertLinears, down: ExpertLinears) -> AddExperts | None:
-        return triton_experts(router, gate_up, down) if self.experts else None
+        return triton_experts(router, gate_up, down, dense_router=self.dense_linears) if self.experts else None
+
+    @property
+    def is_output_major(self) -> bool:
+        return self.dense_linears
+
+    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear | None:
+        return triton_dense_linear(weight, bias) if self.dense_linears else None
 
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
         made = _packed_linear(weight, bias) if self.linears else None

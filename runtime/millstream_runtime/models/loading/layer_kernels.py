@@ -1,4 +1,4 @@
-"""What makes the norms, gates, rotations, experts and quantized linears of a model: torch, or Triton kernels.
+"""What makes the norms, gates, rotations, experts and linears of a model: torch, or Triton kernels.
 
 `Weights` carries one of these; families build their layers with it.
 """
@@ -74,6 +74,13 @@ class LayerKernels(Protocol):
 
     def routed_experts(self, router: RouterSpec, gate_up: ExpertLinears, down: ExpertLinears) -> AddExperts | None:
         """Routing, products by SwiGLU experts and their sum, without waiting for the device; None: torch's turn."""
+
+    @property
+    def is_output_major(self) -> bool:
+        """Whether dense linear weights have to lie in memory as `[out, in]`, whatever `MemoryLayout` says."""
+
+    def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear | None:
+        """The layer of a weight `[in, out]` of 16 or 32 bits; None: it is left to `MemoryLayout`."""
 
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
         """The layer of a quantized weight, and the bytes that it takes; None: it is left to `implementations`."""

@@ -136,11 +136,14 @@ class Weights(ABC):
 
     def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The layer of a dense `weight` `[in, out]` that is counted in `num_bytes` already."""
-        return self.memory.linear(weight, bias)
+        made = None if self.kernels is None else self.kernels.dense_linear(weight, bias)
+        return self.memory.linear(weight, bias) if made is None else made
 
     def is_output_major(self, num_elements: int) -> bool:
-        """Whether a dense linear weight of that size is to lie in memory as `[out, in]`; see `MemoryLayout`."""
-        return self.memory.is_output_major(num_elements)
+        """Whether a dense linear weight of that size is to lie in memory as `[out, in]`: for a kernel, or by
+        `MemoryLayout`."""
+        by_kernel = self.kernels is not None and self.kernels.is_output_major
+        return by_kernel or self.memory.is_output_major(num_elements)
 
     def dense_weight(self, module: str, out_features: Size, in_features: Size) -> Tensor:
         """The weight `[out, in]` of a module that is not computed as a linear layer, dequantized where needed."""

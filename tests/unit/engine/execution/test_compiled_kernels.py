@@ -38,10 +38,15 @@ from tests.support.fake_cuda import FakeCuda, fake_device
 KERNELS = {variant.kernel_name: variant.kernel for variant in VARIANTS}
 CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 1088, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 64, "num_hidden_layers": 1}
-LLAMA = {"rms_norm_row", "gated_tile", "rope_kv_write_heads", "paged_decode", "combine_splits", "paged_prefill"}
+ATTENTION = {"paged_decode", "combine_splits", "paged_prefill"}
+PRODUCTS = {"w16a16_product", "sum_splits"}
+LLAMA = {"rms_norm_row", "gated_tile", "rope_kv_write_heads"} | PRODUCTS | ATTENTION
+# Variants: one of each kernel, and three more products (16 and 64 rows, of weights that are split and that are not);
+# the sampler's, which describes logits of two types.
+FOUND = len(LLAMA) + 3 + 3
 CHOSEN = {*PARTS} - {"experts"}
 SAMPLER = {"sample_row", "describe_row"}
-OF_LAYERS = {"norm", "activation", "linear", "rope_kv_write"}
+OF_LAYERS = {"norm", "activation", "linear", "dense_linear", "rope_kv_write"}
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +138,10 @@ def of_torch(choices: tuple[KernelChoice, ...]) -> dict[str, str]:
 def test_every_kernel_of_the_model_is_started_at_the_boot(boot: Boot, image: Path) -> None:
     assert of_torch(boot.run(image)) == {}
     assert boot.started == LLAMA | SAMPLER
-    assert boot.kernels.counts() == {"found": len(LLAMA) + 3, "compiled": 0}
+    assert boot.kernels.counts() == {"found": FOUND, "compiled": 0}
     assert (boot.said, boot.loads) == ([], 1)
     assert of_torch(boot.run(image)) == {}, "another engine of this process"
-    assert boot.kernels.counts() == {"found": len(LLAMA) + 3, "compiled": 0}
+    assert boot.kernels.counts() == {"found": FOUND, "compiled": 0}
 
 
 @pytest.mark.usefixtures("no_ptxas")
@@ -179,7 +184,7 @@ def test_layers_that_are_not_in_the_table_are_torchs_and_attention_is_not(boot: 
     reasons = of_torch(boot.run(image, hidden_size=64))
     assert reasons.keys() == OF_LAYERS
     assert all(reason.startswith("rms_norm_row for sm_90: no variant was compiled") for reason in reasons.values())
-    assert boot.started == {"paged_decode", "combine_splits", "paged_prefill"} | SAMPLER
+    assert boot.started == ATTENTION | SAMPLER
     assert boot.loads == 2
     assert boot.said == [f"{reasons['norm']}; the weights are read again, for torch"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from millstream_kernels.tuning import table
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
@@ -317,6 +318,16 @@ def test_a_gpu_has_a_reason_too(
     config = load_model_config(folder)
     choices = choose_kernels(config, torch.device("cuda", 0), torch.bfloat16, KVCacheDType.AUTO, 16)
     assert {choice.reason for choice in choices} == {reason}
+
+
+def test_a_tuning_table_that_cannot_be_used_leaves_all_to_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    monkeypatch.setattr(table, "_tables", {})
+    (tmp_path / "sm_80.json").write_text("{")
+    choices = choose_kernels(load_model_config(folder), CPU, torch.bfloat16, KVCacheDType.AUTO, 16, Backend.TRITON)
+    assert {(one.backend, one.reason) for one in choices} == {(Backend.TORCH, "tuning table sm_80.json: is no JSON")}
 
 
 def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,12 @@ import pytest
 from millstream_operator.catalog.efficiencies import efficiencies, parse_efficiencies
 from millstream_operator.catalog.gpu import CatalogError, load_catalog
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.choices import placement_reasons
+from millstream_operator.planning.plan import Plan
 from millstream_operator.planning.sizing import roofline
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 from tests.support.known_models import known_config
+from tests.unit.operator.planning.cases import Case
 
 ASSUMED: dict[str, Any] = {
     "basis": "assumed", "source": "what good engines reach",
@@ -47,6 +50,21 @@ def test_a_measured_part_is_predicted_by_its_own_shares_and_the_others_as_before
     monkeypatch.setattr(roofline, "efficiencies", lambda: replaced)
     assert decode_seconds("H100-80GB") == before["H100-80GB"]
     assert decode_seconds("H200-141GB") == pytest.approx((before["H200-141GB"] - 4e-4) * 75 / 90 + 1e-4)
+
+
+def test_a_plan_on_a_measured_part_says_whose_rates_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("Qwen/Qwen3-8B", ("H200:1",))
+    assert not [one for one in reasons_of(case) if "rates" in one]
+    measured = parse_efficiencies({"default": ASSUMED, "parts": {"H200-141GB": ASSUMED | {"basis": "measured"}}})
+    monkeypatch.setattr(placement_reasons, "efficiencies", lambda: measured)
+    (said,) = [one for one in reasons_of(case) if "rates" in one]
+    assert said == "By rates that were measured on H200-141GB: what good engines reach."
+
+
+def reasons_of(case: Case) -> list[str]:
+    found = case.plan()
+    assert isinstance(found, Plan)
+    return [one.reason for one in found.reasons if one.field == "predicted"]
 
 
 @pytest.mark.parametrize(
