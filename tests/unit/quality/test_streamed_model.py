@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.config import Device, KVCacheDType, RuntimeConfig
+from millstream_runtime.engine.host_limits import resident_bytes
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.judging_memory import CHUNK_TOKENS, GROUP_TOKENS
 from millstream_runtime.models.layers.decoder import Decoder
@@ -204,7 +205,7 @@ def test_the_bytes_of_parts_are_those_of_the_model(tmp_path: Path, tied: bool) -
 def test_too_little_memory_is_refused_with_what_is_needed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = StreamedModel(config(base)), StreamedModel(config(base))
     assert room_for(*models).group_tokens > GROUP_TOKENS
-    monkeypatch.setattr(streamed_scores, "memory_limit_bytes", lambda: streamed_scores.resident_bytes() + (1 << 20))
+    monkeypatch.setattr(streamed_scores, "memory_limit_bytes", lambda: resident_bytes() + (1 << 20))
     with pytest.raises(RuntimeFailure, match=r"Judging needs 1\d\.\d MiB for one layer.* 1\.0 MiB of memory is usable"):
         room_for(*models)
 
@@ -216,5 +217,5 @@ def test_answers_are_left_out_where_the_whole_model_does_not_fit(
     streamed, prompts = StreamedModel(config(base)), [comparison._prompt(one) for one in worst]
     (answer,) = comparison._answers(config(base), streamed, prompts)
     assert answer
-    monkeypatch.setattr(comparison, "memory_limit_bytes", lambda: comparison.resident_bytes() + (1 << 10))
+    monkeypatch.setattr(comparison, "memory_limit_bytes", lambda: resident_bytes() + (1 << 10))
     assert comparison._answers(config(base), streamed, prompts) == [None]
