@@ -1,13 +1,16 @@
 """How much memory `millstream quantize` takes for layers of an 8B model, and how long a 70B model would take.
 
     nice -n 19 python -m benchmarks.quantization_memory
-    python -m benchmarks.quantization_memory --hidden 1024 --intermediate 4096
+    python -m benchmarks.quantization_memory --hidden 1024 --intermediate 4096 --methods rtn awq gptq --save
 
 Writes a model of random weights with a few layers (hidden 4096, intermediate 14336, 32 heads, 8 for keys and values),
 quantizes it in a process of its own and reads the most resident memory above what the imports take. The goal is 1.5
 times the largest layer in float32 with the second moments of its inputs. Memory does not depend on how many sequences
 calibrate, so few are taken; the hours for 70B follow from the measured rate of arithmetic. Times are processor time
 over the number of threads, since the machine may be shared.
+
+Four layers of that shape take about 4 GB of memory and 4 GB of the disk of the temporary folder. With `--save` each
+method is written down when it is done, next to those of earlier runs of the same shape.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ USUAL_TOKENS = 128 * 512  # what `millstream quantize` takes by default
 MOST_RATIO = 1.5
 SHAPE_70B = {"hidden": 8192, "intermediate": 28672, "layers": 80, "heads": 64}
 METHODS = ("rtn", "awq", "gptq", "int8", "fp8", "nf4")
+WITH_MOMENTS = ("awq", "gptq")
 
 
 def write_model(folder: Path, hidden: int, intermediate: int, layers: int) -> None:
@@ -134,21 +138,27 @@ def seconds_by_part(marks: list[list[float]], layers: int) -> dict[str, float]:
     return {name: round(value / layers, 2) for name, value in parts.items()}
 
 
-def operations(hidden: int, intermediate: int, tokens: int) -> dict[str, float]:
-    """Of one layer, by part: the two passes go with the tokens, GPTQ's rounding with the cube of the inputs."""
+def operations(method: str, hidden: int, intermediate: int, tokens: int) -> dict[str, float]:
+    """Of one layer, by part: the two passes go with the tokens, GPTQ's rounding with the cube of the inputs. AWQ looks
+    at as many rows of any module, so its search goes with the inputs' square, as other rounding does."""
     weights = layer_bytes(hidden, intermediate) / 4
     inputs = [hidden, hidden, hidden, intermediate]
-    rounding = sum(outputs * inputs**2 for outputs, inputs in module_shapes(hidden, intermediate).values())
+    moments = sum(one**2 for one in inputs) if method in WITH_MOMENTS else 0
+    rounding = weights
+    if method == "gptq":
+        rounding = sum(outputs * inputs**2 for outputs, inputs in module_shapes(hidden, intermediate).values())
+        rounding += sum(one**3 for one in inputs)
     return {
-        "statistics": 2 * tokens * (weights + sum(one**2 for one in inputs)),
-        "rounding": rounding + sum(one**3 for one in inputs),
+        "statistics": 2 * tokens * (weights + moments),
+        "rounding": rounding,
         "outputs": 2 * tokens * weights,
     }
 
 
-def hours_for_70b(parts: dict[str, float], hidden: int, intermediate: int) -> float:
-    ours = operations(hidden, intermediate, SEQUENCES * SEQUENCE_TOKENS)
-    theirs = operations(SHAPE_70B["hidden"], SHAPE_70B["intermediate"], USUAL_TOKENS)
+def hours_for_70b(method: str, parts: dict[str, float], hidden: int, intermediate: int) -> float:
+    """With the calibration that `millstream quantize` takes by default, on this machine."""
+    ours = operations(method, hidden, intermediate, SEQUENCES * SEQUENCE_TOKENS)
+    theirs = operations(method, SHAPE_70B["hidden"], SHAPE_70B["intermediate"], USUAL_TOKENS)
     seconds = sum(parts[name] / ours[name] * theirs[name] for name in parts)
     return SHAPE_70B["layers"] * seconds / 3600
 
@@ -157,9 +167,8 @@ def measure(model: Path, data: Path, out: Path, method: str, given: argparse.Nam
     argv = [sys.executable, "-m", "benchmarks.quantization_memory", "--worker", str(model), str(data), str(out), method]
     found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     shutil.rmtree(out)
-    uses_moments = method in ("awq", "gptq")
     whole = layer_bytes(given.hidden, given.intermediate)
-    whole += moments_bytes(given.hidden, given.intermediate) if uses_moments else 0
+    whole += moments_bytes(given.hidden, given.intermediate) if method in WITH_MOMENTS else 0
     above = found["peak_bytes"] - found["before_bytes"]
     row: dict[str, Any] = {
         "above_imports_bytes": above,
@@ -169,9 +178,27 @@ def measure(model: Path, data: Path, out: Path, method: str, given: argparse.Nam
     }
     parts = seconds_by_part(found["marks"], given.layers)
     row["seconds_per_layer"] = parts
-    if method == "gptq":
-        row["hours_for_70b"] = round(hours_for_70b(parts, given.hidden, given.intermediate), 1)
+    row["hours_for_70b"] = round(hours_for_70b(method, parts, given.hidden, given.intermediate), 1)
     return row
+
+
+def require_disk(folder: Path, hidden: int, intermediate: int, layers: int) -> None:
+    """Ends the run: a model in 16 bits, one of at most 8 with room for a layer, and hidden states do not fit there."""
+    layer = layer_bytes(hidden, intermediate)
+    states = 2 * SEQUENCES * SEQUENCE_TOKENS * hidden * 4
+    needed, free = layer * layers // 2 + layer * (layers + 1) // 4 + states + (1 << 30), shutil.disk_usage(folder).free
+    if free < needed:
+        sys.exit(f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed; set TMPDIR.")
+
+
+def saved_methods(found: dict[str, Any]) -> dict[str, Any]:
+    """The methods of an earlier run of the same shape and data on this machine."""
+    if not RESULT.exists():
+        return {}
+    earlier: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    same = all(earlier.get(name) == found[name] for name in ("shape", "calibration_tokens"))
+    same = same and earlier["machine"].get("cpu") == found["machine"].get("cpu")
+    return dict(earlier["methods"]) if same else {}
 
 
 def main() -> None:
@@ -194,15 +221,18 @@ def main() -> None:
         "calibration_tokens": SEQUENCES * SEQUENCE_TOKENS,
         "methods": {},
     }
+    if given.save:
+        found["methods"] = saved_methods(found)
     with tempfile.TemporaryDirectory() as work:
         model, data = Path(work, "model"), Path(work, "data.jsonl")
+        require_disk(Path(work), given.hidden, given.intermediate, given.layers)
         write_model(model, given.hidden, given.intermediate, given.layers)
         write_data(data)
         for method in given.methods:
             row = found["methods"][method] = measure(model, data, Path(work, "out"), method, given)
             print(f"{method}: {row['above_imports_bytes'] / 1e6:.0f} MB, {row['ratio']:.2f} x; {row}", flush=True)
-    if given.save:
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            if given.save:
+                RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -98,9 +98,7 @@ class Judge:
     def figures(self, folder: Path) -> list[SliceFigures]:
         """Of a candidate, by slice."""
         candidate = loaded(folder)
-        return by_slice(
-            [score(cast(ScoredModel, _Known(self._slabs[one.line])), candidate, one) for one in self._documents]
-        )
+        return by_slice([score(_Known(self._slabs[one.line]), candidate, one) for one in self._documents])
 
 
 @dataclass(frozen=True, slots=True)

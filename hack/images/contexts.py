@@ -31,6 +31,7 @@ CONTRACT_FILES = (
     "draft_tree.py",
     "draft_tuning_memory.py",
     "errors.py",
+    "judging_memory.py",
     "kv_formats.py",
     "kv_layout.py",
     "layer_windows.py",

@@ -48,6 +48,7 @@ from millstream_operator.rendering.names import (
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import CONTAINER_SECURITY, container_env
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
+from millstream_runtime.judging_memory import judging_bytes
 
 DEADLINE_SECONDS = 48 * 3600  # GPTQ of a 70B model takes hours on a CPU
 TTL_SECONDS = 24 * 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator
@@ -255,21 +256,27 @@ def given_resources(owner: LLMDeployment) -> ResourceRequirements | None:
 
 
 def _resources(plan: Plan, source: InspectedModel | None, kind: StepKind) -> ResourcePlan:
-    """Of one pod: memory for one layer and its statistics, or for both models in float32.
+    """Of one pod: memory for one layer in float32, with its statistics or with both models' output heads.
 
     The disk is that of the runtime's own container. Without an inspection the plan's memory has to do.
     """
     planned = plan.resources
     if source is None:
         return without_gpus(planned)
-    weights_bytes = 4 * source.shape.parameters.total
+    shape, parameters = source.shape, source.shape.parameters
+    tables_bytes = 4 * (parameters.embedding + parameters.head)
+    layer_bytes = (4 * parameters.total - tables_bytes) // shape.num_layers
+    widest = max((shape.hidden_size, *shape.intermediate_sizes))
     if kind is StepKind.JUDGE:
-        needed_bytes = PROCESS_BYTES + 2 * weights_bytes
+        needed_bytes = PROCESS_BYTES + judging_bytes(
+            hidden_size=shape.hidden_size,
+            intermediate_size=widest,
+            layer_bytes=layer_bytes,
+            head_bytes=4 * (parameters.head or parameters.embedding),
+            embedding_bytes=4 * parameters.embedding,
+        )
     else:
-        tables_bytes = 4 * (source.shape.parameters.embedding + source.shape.parameters.head)
-        layer_bytes = (weights_bytes - tables_bytes) // source.shape.num_layers
-        widest = max((source.shape.hidden_size, *source.shape.intermediate_sizes))
-        hessians_bytes = 4 * (widest**2 + 3 * source.shape.hidden_size**2)
+        hessians_bytes = 4 * (widest**2 + 3 * shape.hidden_size**2)
         needed_bytes = PROCESS_BYTES + CALIBRATION_BYTES + tables_bytes + 2 * (layer_bytes + hessians_bytes)
     return memory_resources(planned, needed_bytes)
 

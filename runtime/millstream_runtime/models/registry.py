@@ -85,7 +85,7 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SIN
     Raises:
         InvalidConfigError: the model cannot be divided by the number of ranks; the message names what does not divide.
     """
-    weights = ExpectedWeights(dtype, ranks, _layout_of(config))
+    weights = ExpectedWeights(dtype, ranks, layouts_of(config))
     family_code(config.architecture).build(config, weights)
     return weights
 
@@ -114,7 +114,7 @@ def load_model(
         wanted = expected_weights(config, dtype, ranks)
         checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
         if ranks.rank == 0:
-            _log_what_is_read(config, folder, checkpoint.num_skipped)
+            log_what_is_read(config, folder, checkpoint.num_skipped)
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads if name in checkpoint)
 
         def report() -> None:
@@ -122,19 +122,19 @@ def load_model(
                 on_read(checkpoint.bytes_read, total_bytes)
 
         report()
-        layout_of = _layout_of(config)
+        layout_of = layouts_of(config)
         with placement_for(device) as placement:
             weights = LoadedWeights(
                 checkpoint, dtype, device, ranks, report, copy_budget_bytes, layout_of, kernels, placement
             )
-            model = _build(config, weights, placement)
+            model = build_model(config, weights, placement)
         if weights.implementations and ranks.rank == 0:
             for (words, reason), layers in weights.implementations.items():
                 log.info("quantized_layers", computed_by=words, layers=layers, reason=reason)
         return model
 
 
-def _log_what_is_read(config: ModelConfig, folder: Path, num_skipped_tensors: int) -> None:
+def log_what_is_read(config: ModelConfig, folder: Path, num_skipped_tensors: int) -> None:
     """Log what of the folder is not read, and what is to be said of its format."""
     if left_out := gguf_files_left_out([path.name for path in folder.iterdir() if path.is_file()]):
         about = "*.safetensors are served; put the GGUF file into a folder of its own to serve it"
@@ -145,7 +145,12 @@ def _log_what_is_read(config: ModelConfig, folder: Path, num_skipped_tensors: in
         log.info("quantized", method=config.quantization.method, about=config.quantization.about)
 
 
-def _build(config: ModelConfig, weights: LoadedWeights, placement: Placement) -> Decoder:
+def build_model(config: ModelConfig, weights: LoadedWeights, placement: Placement) -> Decoder:
+    """Build the model from weights that go through `placement`, which has checked all numbers then.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime.
+    """
     try:
         model: Decoder = family_code(config.architecture).build(config, weights)
     except RuntimeFailure:
@@ -155,7 +160,8 @@ def _build(config: ModelConfig, weights: LoadedWeights, placement: Placement) ->
     return model
 
 
-def _layout_of(config: ModelConfig) -> LayoutOf | None:
+def layouts_of(config: ModelConfig) -> LayoutOf | None:
+    """Return how each linear module is stored; None: none is quantized."""
     scheme = config.quantization
     if scheme is None:
         return None

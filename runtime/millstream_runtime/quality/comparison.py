@@ -1,8 +1,9 @@
 """Compare a candidate with its base, from two folders and a file to a report.
 
-    read, tokenize, check ─► load both ─► score each document ─► figures by slice ─► verdicts ─► worst answers
+    read, tokenize, check ─► score the documents, layer by layer ─► figures by slice ─► verdicts ─► worst answers
 
-Everything that can be refused is refused before the first weight is read. Both models are in memory at once.
+Everything that can be refused is refused before the first weight is read. Memory holds one layer of one model at a
+time, and for the worst answers one whole model, if it fits.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
-from millstream_runtime.engine.kv.pool_size import gibibytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quality import report
 from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents, tokenize
 from millstream_runtime.quality.scored_model import ScoredModel, with_max_model_len
 from millstream_runtime.quality.slice_figures import by_slice
-from millstream_runtime.quality.token_scores import DocumentScores, score
+from millstream_runtime.quality.streamed_model import StreamedModel
+from millstream_runtime.quality.streamed_scores import room_for, stream_scores
+from millstream_runtime.quality.token_scores import DocumentScores
 from millstream_runtime.quality.verdict import Workload, check_enough, judge
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 SHOWN_CHARACTERS = 1200  # of a prompt's end, an answer, a document
 ANSWER_TOKENS = 96
+NOT_GENERATED = "(not generated: memory has no room for the whole model)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +63,20 @@ def compare(
     base, candidate = (with_max_model_len(one, settings.max_tokens) for one in (base, candidate))
     documents, tokenizer = _documents(base, candidate, settings)
     data = report.JudgedData(str(settings.data), documents_digest(settings.data, "--data"))  # it may be gone later
-    _check_memory(base, candidate)
-    models = (ScoredModel(base), ScoredModel(candidate))
-    scores: list[DocumentScores] = []
-    all_tokens, done_tokens = sum(len(one.token_ids) for one in documents), 0
-    for document in documents:
-        scores.append(score(*models, document))
-        done_tokens += len(document.token_ids)
-        on_progress(done_tokens, all_tokens)
+    models = StreamedModel(base), StreamedModel(candidate)
+    scores = stream_scores(*models, documents, room_for(*models), on_progress)
     verdicts = [judge(one, settings.workload, settings.limits) for one in by_slice(scores, settings.seed)]
-    worst = [_worst(models, tokenizer, one) for one in report.worst_documents(scores, settings.num_worst)]
-    sides = [
-        report.JudgedModel(one.model, model.weights_bytes, one.kv_cache_dtype.value)
+    worst = report.worst_documents(scores, settings.num_worst)
+    answers = [
+        _answers(one, model, [_prompt(each) for each in worst])
         for one, model in zip((base, candidate), models, strict=True)
     ]
-    return report.build(sides[0], sides[1], data, scores, verdicts, worst)
+    shown = [_shown(tokenizer, *each) for each in zip(worst, *answers, strict=True)]
+    sides = [
+        report.JudgedModel(one.model, model.bytes.whole, one.kv_cache_dtype.value)
+        for one, model in zip((base, candidate), models, strict=True)
+    ]
+    return report.build(sides[0], sides[1], data, scores, verdicts, shown)
 
 
 def _documents(
@@ -102,34 +103,39 @@ def _documents(
     return found[0], tokenizers[0]
 
 
-def _check_memory(*configs: RuntimeConfig) -> None:
-    """On a CPU; a GPU's memory is what is free of it when a model is loaded."""
-    shapes = [resolve_shard_config(one) for one in configs]
-    if shapes[0].device.type != "cpu":
-        return
-    needed_bytes = sum(expected_weights(one.model_config, one.dtype).num_bytes for one in shapes)
-    usable_bytes = memory_limit_bytes() - resident_bytes()
-    if needed_bytes > usable_bytes:
-        raise RuntimeFailure(
-            FailureReason.OUT_OF_MEMORY,
-            f"Both models together need {gibibytes(needed_bytes)} for weights, and {gibibytes(usable_bytes)} of memory "
-            "is usable: compare them on a machine with more memory.",
-        )
-
-
-def _worst(models: Sequence[ScoredModel], tokenizer: Tokenizer, scores: DocumentScores) -> report.WorstAnswer:
+def _prompt(scores: DocumentScores) -> list[int]:
+    """A text has no prompt: its first half asks for the second."""
     document = scores.document
-    # A text has no prompt: its first half asks for the second.
-    num_prompt = document.num_prompt_tokens if document.num_prompt_tokens > 1 else max(1, len(document.token_ids) // 2)
-    prompt = document.token_ids[:num_prompt]
-    answers = [tokenizer.decode(model.greedy(prompt, ANSWER_TOKENS))[:SHOWN_CHARACTERS] for model in models]
+    count = document.num_prompt_tokens if document.num_prompt_tokens > 1 else max(1, len(document.token_ids) // 2)
+    return document.token_ids[:count]
+
+
+def _answers(config: RuntimeConfig, streamed: StreamedModel, prompts: Sequence[list[int]]) -> list[list[int] | None]:
+    """The greedy answer of each prompt; None where the whole model does not fit in memory."""
+    on_cpu = streamed.device.type == "cpu"
+    if not prompts or (on_cpu and streamed.bytes.whole > memory_limit_bytes() - resident_bytes()):
+        return [None] * len(prompts)
+    try:
+        model = ScoredModel(config)
+    except RuntimeFailure as failure:
+        if failure.reason is not FailureReason.OUT_OF_MEMORY:
+            raise
+        return [None] * len(prompts)
+    return [model.greedy(one, ANSWER_TOKENS) for one in prompts]
+
+
+def _shown(
+    tokenizer: Tokenizer, scores: DocumentScores, base: list[int] | None, candidate: list[int] | None
+) -> report.WorstAnswer:
+    document, prompt = scores.document, _prompt(scores)
+    answers = [NOT_GENERATED if one is None else tokenizer.decode(one)[:SHOWN_CHARACTERS] for one in (base, candidate)]
     mean_kl = float(scores.kl.mean())
     return report.WorstAnswer(
         line=document.line,
         slice=document.slice,
         mean_kl=mean_kl if math.isfinite(mean_kl) else -1.0,
         prompt=tokenizer.decode(prompt)[-SHOWN_CHARACTERS:],
-        expected=tokenizer.decode(document.token_ids[num_prompt:])[:SHOWN_CHARACTERS],
+        expected=tokenizer.decode(document.token_ids[len(prompt) :])[:SHOWN_CHARACTERS],
         base=answers[0],
         candidate=answers[1],
     )

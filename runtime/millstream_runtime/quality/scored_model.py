@@ -19,8 +19,8 @@ from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
+from millstream_runtime.judging_memory import CHUNK_TOKENS
 
-CHUNK_TOKENS = 512
 SLAB_BYTES = 64 << 20  # of float32 logits at a time
 
 
@@ -52,7 +52,7 @@ class ScoredModel:
         cache = shard.make_kv_cache(config, shard_config, self._num_blocks)
         self._forward = Forward(model, cache, self._policy)
         self._policy.after_loading()
-        self._slab_rows = max(1, SLAB_BYTES // (4 * self.vocab_size))
+        self._slab_rows = slab_rows(self.vocab_size)
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], first: int) -> Iterator[Slab]:
@@ -88,6 +88,11 @@ class ScoredModel:
         chunk = ChunkInput(len(token_ids), context_len, rotary_offset, 0, self._num_blocks)
         self._policy.before_compute(len(token_ids))
         return self._forward.residual(StepInput(list(token_ids), [chunk], []))
+
+
+def slab_rows(vocab_size: int) -> int:
+    """Return how many rows of logits are computed at a time."""
+    return max(1, SLAB_BYTES // (4 * vocab_size))
 
 
 def with_max_model_len(config: RuntimeConfig, max_tokens: int) -> RuntimeConfig:

@@ -6,15 +6,18 @@ vocabulary, in float64: of two nearly equal distributions it is a small differen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from millstream_runtime.quality.documents import TokenizedDocument
-from millstream_runtime.quality.scored_model import ScoredModel
+from millstream_runtime.quality.scored_model import Slab
+
+COMPARED_BYTES = 8 << 20  # of float32 logits of a model at a time: in float64 there are six times two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,14 @@ class DocumentScores:
     flips: np.ndarray
 
 
-def score(base: ScoredModel, candidate: ScoredModel, document: TokenizedDocument) -> DocumentScores:
+class Logits(Protocol):
+    """A model, or what is known of it."""
+
+    def logits(self, token_ids: Sequence[int], first: int) -> Iterator[Slab]:
+        """Those that predict `token_ids[first:]`, ascending; of two models with one vocabulary in equal slabs."""
+
+
+def score(base: Logits, candidate: Logits, document: TokenizedDocument) -> DocumentScores:
     """Compare the models on one document."""
     first = document.num_prompt_tokens
     pieces = []
@@ -44,7 +54,10 @@ def score(base: ScoredModel, candidate: ScoredModel, document: TokenizedDocument
         base.logits(document.token_ids, first), candidate.logits(document.token_ids, first), strict=True
     ):
         targets = document.token_ids[ours.first : ours.first + len(ours.logits)]
-        pieces.append(_compare(ours.logits, theirs.logits, targets))
+        rows = max(1, COMPARED_BYTES // (4 * ours.logits.shape[1]))
+        for start in range(0, len(targets), rows):
+            piece = slice(start, start + rows)
+            pieces.append(_compare(ours.logits[piece], theirs.logits[piece], targets[piece]))
     columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
     return DocumentScores(document, *columns)
 

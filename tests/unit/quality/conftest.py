@@ -13,9 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.engines import one_thread
 from tests.support.tiny_model import write_tiny_model
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(one_thread: None) -> None:
+    """Small products on many threads wait for each other where other processes use the cores."""
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ def test_data_that_is_gone_after_it_was_read_costs_no_verdict(
         data.unlink(missing_ok=True)
         return score(*given)
 
-    monkeypatch.setattr("millstream_runtime.quality.comparison.score", score_without_file)
+    monkeypatch.setattr("millstream_runtime.quality.streamed_scores.score", score_without_file)
     code, report = quality(base, base, data)
     assert (code, report["data"]["sha256"]) == (0, expected)
 
@@ -215,7 +215,7 @@ def test_ctrl_c_is_one_sentence(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("millstream_runtime.quality.comparison.score", interrupted)
+    monkeypatch.setattr("millstream_runtime.quality.comparison.stream_scores", interrupted)
     assert main(["quality", str(base), str(base), f"--data={data}", f"--json={tmp_path}/report.json"]) == 130
     assert capsys.readouterr().err == "millstream: interrupted\n"
     assert list(tmp_path.iterdir()) == [data], "no report"

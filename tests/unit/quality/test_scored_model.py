@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.quality import scored_model
+from millstream_runtime.judging_memory import CHUNK_TOKENS
 from millstream_runtime.quality.scored_model import ScoredModel
 
 TOKENS = torch.randint(0, 256, (700,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -44,7 +44,7 @@ def test_logits_are_those_of_transformers(
 
 
 def test_a_greedy_answer_is_that_of_transformers(model: ScoredModel, reference: Any) -> None:
-    prompt = TOKENS[: scored_model.CHUNK_TOKENS + 5]
+    prompt = TOKENS[: CHUNK_TOKENS + 5]
     with torch.inference_mode():
         expected = reference.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)
     assert model.greedy(prompt, 12) == expected[0, len(prompt) :].tolist()

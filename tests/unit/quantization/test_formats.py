@@ -133,11 +133,8 @@ BY_BFLOAT16 = ("awq", "gptq", "gptq-v1-zeros", "gptq-v2-zeros", "ct-int4", "ct-i
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    """Small products on many threads wait for each other where other processes use the cores."""
 
 
 class Folders:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,11 +33,8 @@ CODES = ("qweight", "weight_packed", "weight")  # names of the tensor of packed 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    """Small products on many threads wait for each other where other processes use the cores."""
 
 
 def expected(name: str, kind: str = "logits") -> list[tuple[list[int], Tensor]]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from millstream.cli import main
+from tests.support.engines import one_thread
 from tests.support.tiny_model import write_tiny_model
 
+__all__ = ["one_thread"]
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(one_thread: None) -> None:
     """Small products on many threads wait for each other where other processes use the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
