@@ -54,11 +54,16 @@ def govern(
     compares_unchecked: bool,
     batches: Seq[int] = WARM_UP_BATCHES,
     seed: int = 0,
+    reading_seconds: float = 0.0,
 ) -> tuple[Run, Governor]:
-    """Answer all requests with a governor that was warmed up. `batches`, `seed`: of the warm-up."""
+    """Answer all requests with a governor that was warmed up. `batches`, `seed`: of the warm-up. `reading_seconds`: of
+    each request before its first drafts, by a draft model."""
     governor = Governor(most, compares_unchecked=compares_unchecked)
     warm_up(governor, costs, most, batches, seed)
-    return simulate(phases, governor, costs, most, compares_unchecked=compares_unchecked), governor
+    run = simulate(
+        phases, governor, costs, most, compares_unchecked=compares_unchecked, reading_seconds=reading_seconds
+    )
+    return run, governor
 
 
 def measure(
@@ -69,11 +74,23 @@ def measure(
     compares_unchecked: bool,
     batches: Seq[int] = WARM_UP_BATCHES,
     seed: int = 0,
+    reading_seconds: float = 0.0,
 ) -> dict[str, float]:
     """Return the seconds of each fixed length and of a governor (see `govern`), and what it lost to trials."""
     most = max(lengths)
-    fixed = {length: simulate(phases, Fixed(length), costs, most).seconds for length in lengths}
-    run, governor = govern(phases, costs, most, compares_unchecked=compares_unchecked, batches=batches, seed=seed)
+    fixed = {
+        length: simulate(phases, Fixed(length), costs, most, reading_seconds=reading_seconds).seconds
+        for length in lengths
+    }
+    run, governor = govern(
+        phases,
+        costs,
+        most,
+        compares_unchecked=compares_unchecked,
+        batches=batches,
+        seed=seed,
+        reading_seconds=reading_seconds,
+    )
     found = {f"fixed_{length}_seconds": round(seconds, 2) for length, seconds in fixed.items()}
     return found | {
         "governor_seconds": round(run.seconds, 2),
@@ -84,7 +101,7 @@ def measure(
     }
 
 
-def measure_recorded(recorded: RecordedSteps, seed: int = 1) -> dict[str, float]:
+def measure_recorded(recorded: RecordedSteps, seed: int = 1, reading_seconds: float = 0.0) -> dict[str, float]:
     """The same with recorded steps."""
     rng, size = random.Random(seed), recorded.num_requests
     answers = [even(recorded.acceptance, rng, RECORDED_TOKENS) for _ in range(RECORDED_ANSWERS * size)]
@@ -95,6 +112,7 @@ def measure_recorded(recorded: RecordedSteps, seed: int = 1) -> dict[str, float]
         compares_unchecked=recorded.is_free,
         batches=[size],  # steps of others were not recorded
         seed=seed,
+        reading_seconds=reading_seconds,
     )
 
 

@@ -15,9 +15,11 @@ from typing import Protocol, TypeVar
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.drafting import FIRST_TIME_STEPS, WARM_UP_BATCHES, warm_up_plan
 from millstream_runtime.engine.speculation.governor import DraftLengths
+from millstream_runtime.engine.speculation.reading_worth import AnswerLengths, Reading
 from millstream_runtime.engine.warm_up import CHECKS, MOST_DRAFTS_SECONDS
 
 Answer = Seq[bool]
+MOST_ANSWER_TOKENS = 256  # that a request allows: what is expected of the first answers
 K = TypeVar("K", bound=Hashable)
 
 
@@ -84,7 +86,6 @@ class Fixed:
 
     def __init__(self, length: int) -> None:
         self.explores = False
-        self.plain_seconds_per_token: float | None = None
         self._length = length
 
     def choose(
@@ -93,7 +94,7 @@ class Fixed:
         num_decodes: int,
         *,
         is_crowded: bool,
-        reading_seconds: Callable[[K], float] | None = None,
+        reading: Callable[[K], Reading] | None = None,
     ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         return {one: min(self._length, most) for one, most in proposed.items() if self._length}
@@ -136,7 +137,7 @@ def simulate(
     seed: int = 0,
 ) -> Run:
     """Answer all requests of all phases. `reading_seconds`: of each before its first drafts, by a draft model."""
-    run, rng, number = Run(), random.Random(seed), 0
+    run, rng, number, answer_lengths = Run(), random.Random(seed), 0, AnswerLengths()
     for phase in phases:
         run.phase_began_at_seconds.append(run.seconds)
         waiting: Iterator[Answer] = iter(phase.answers)
@@ -146,7 +147,7 @@ def simulate(
                 live[number], number = _Live(answer, unread_seconds=reading_seconds), number + 1
             if not live:
                 break
-            _step(run, live, choice, costs, max_draft_tokens, compares_unchecked, rng)
+            _step(run, live, choice, costs, max_draft_tokens, compares_unchecked, rng, answer_lengths)
     return run
 
 
@@ -179,13 +180,19 @@ def _step(
     most: int,
     compares_unchecked: bool,
     rng: random.Random,
+    answer_lengths: AnswerLengths,
 ) -> None:
     num_decodes = len(live)
     share = min(most, max(1, MOST_STEP_DRAFTS // num_decodes))
     proposed = {key: min(share, len(one.answer) - one.done - 1) for key, one in live.items()}
     proposed = {key: length for key, length in proposed.items() if length > 0}
     unread = {key: one.unread_seconds for key, one in live.items()}
-    lengths = choice.choose(proposed, num_decodes, is_crowded=False, reading_seconds=unread.__getitem__)
+
+    def reading_of(key: int) -> Reading:
+        one = live[key]
+        return Reading(unread[key], answer_lengths.expected_tokens(one.done, MOST_ANSWER_TOKENS - one.done))
+
+    lengths = choice.choose(proposed, num_decodes, is_crowded=False, reading=reading_of)
     tokens = 0
     for key, one in [*live.items()]:
         length = lengths.get(key, 0)
@@ -206,6 +213,7 @@ def _step(
             one.compared_from = None
         if one.done >= len(one.answer):
             choice.forget(key)
+            answer_lengths.observe_answer(one.done)
             del live[key]
     seconds = costs.seconds(num_decodes, [*lengths.values()], rng)
     reading = sum(unread[key] for key in lengths)

@@ -308,10 +308,11 @@ class BootConfig:
         if self.draft_tree is None:
             return
         method = self.speculation_method
-        if method is not SpeculationMethod.MEDUSA:
+        if method not in (SpeculationMethod.EAGLE, SpeculationMethod.MEDUSA):
             raise InvalidConfigError(
                 f"--draft-tree is {self.draft_tree!r:.200}, but --speculation-method is {method.value}; set it to "
-                f"{SpeculationMethod.MEDUSA.value}, whose heads alone propose trees, or leave --draft-tree out."
+                f"{SpeculationMethod.EAGLE.value} or {SpeculationMethod.MEDUSA.value}, whose heads alone propose "
+                "trees, or leave --draft-tree out."
             )
         if self.max_draft_tokens is not None:
             raise InvalidConfigError(

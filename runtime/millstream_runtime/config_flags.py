@@ -119,8 +119,8 @@ def _add_speculation_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-tree",
         metavar="TREE",
-        help="tree of the tokens that Medusa heads propose, such as '[(0,), (1,), (0, 0)]', as vLLM's "
-        "speculative_token_tree; in place of --max-draft-tokens (default: the likeliest of each head)",
+        help="tree of the tokens that EAGLE or Medusa heads propose, such as '[(0,), (1,), (0, 0)]', as vLLM's "
+        "speculative_token_tree; in place of --max-draft-tokens (default: the likeliest token of each place)",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.governor import K
+from millstream_runtime.engine.speculation.reading_worth import Reading
 
 
 class EachAlone:
@@ -95,7 +96,6 @@ class RandomLengths:
 
     def __init__(self, seed: int = 0) -> None:
         self.explores = True
-        self.plain_seconds_per_token: float | None = None
         self._rng, self._drafts = random.Random(seed), True
         self._num_steps = 0
 
@@ -105,7 +105,7 @@ class RandomLengths:
         num_decodes: int,
         *,
         is_crowded: bool,
-        reading_seconds: Callable[[K], float] | None = None,
+        reading: Callable[[K], Reading] | None = None,
     ) -> dict[K, int]:
         if not any(proposed.values()):
             return {}

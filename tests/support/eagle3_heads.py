@@ -105,19 +105,33 @@ class Eagle3Reference:
         self._d2t = tensors.get("d2t", torch.zeros(len(self._head), dtype=torch.int64))
         self._rotary = LlamaRotaryEmbedding(config)
 
-    @torch.no_grad()
     def drafts(self, token_ids: list[int], count: int) -> list[int]:
         """The `count` tokens that follow."""
+        return self._compute(token_ids, [], count)[0]
+
+    def ranked(self, token_ids: list[int], path: list[int], count: int) -> list[int]:
+        """The `count` most probable tokens behind the known ones and the drafts of a path, the first before the
+        second."""
+        drafts = self._compute(token_ids, path, len(path) + 1)[1].topk(count).indices
+        found: list[int] = (drafts + self._d2t[drafts]).tolist()
+        return found
+
+    @torch.no_grad()
+    def _compute(self, token_ids: list[int], path: list[int], count: int) -> tuple[list[int], Tensor]:
+        """`count` tokens, the first of them those of `path`, and the logits of the last."""
         decoder = self._target.get_decoder()
         found = decoder(input_ids=torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
         states = torch.cat([found[layer] for layer in self._layer_ids], dim=-1) @ self._fc.T
         tokens = torch.tensor([token_ids[1:]])
-        for _ in range(count):
+        logits = torch.empty(0)
+        for place in range(count):
             last = self._pass(decoder.embed_tokens(tokens), states)[:, -1:]
-            draft = (self._norm(last) @ self._head.T).argmax(-1)
-            tokens = torch.cat((tokens, draft + self._d2t[draft]), dim=1)
+            logits = (self._norm(last) @ self._head.T)[0, 0]
+            draft = int(logits.argmax())
+            token = path[place] if place < len(path) else draft + int(self._d2t[draft])
+            tokens = torch.cat((tokens, torch.tensor([[token]])), dim=1)
             states = torch.cat((states, last), dim=1)
-        return tokens[0, len(token_ids) - 1 :].tolist()
+        return tokens[0, len(token_ids) - 1 :].tolist(), logits
 
     def _pass(self, embedded: Tensor, states: Tensor) -> Tensor:
         normed, length = self._hidden_norm(states), states.shape[1]

@@ -106,15 +106,22 @@ class EagleReference:
         """The `count` tokens that follow."""
         found = self._known.get(tuple(token_ids), [])
         if len(found) < count:
-            found = self._known[tuple(token_ids)] = self._compute(token_ids, count)
+            found = self._known[tuple(token_ids)] = self._compute(token_ids, [], count)[0]
         return found[:count]
 
+    def ranked(self, token_ids: list[int], path: list[int], count: int) -> list[int]:
+        """The `count` most probable tokens behind the known ones and the drafts of a path, the first before the
+        second."""
+        return self._compute(token_ids, path, len(path) + 1)[1].topk(count).indices.tolist()
+
     @torch.no_grad()
-    def _compute(self, token_ids: list[int], count: int) -> list[int]:
+    def _compute(self, token_ids: list[int], path: list[int], count: int) -> tuple[list[int], Tensor]:
+        """`count` tokens, the first of them those of `path`, and the logits of the last."""
         decoder = self._target.get_decoder()
         states = decoder(input_ids=torch.tensor([token_ids[:-1]])).last_hidden_state  # behind the final norm
         tokens = torch.tensor([token_ids[1:]])
-        for _ in range(count):
+        logits = torch.empty(0)
+        for place in range(count):
             hidden = nn.functional.linear(
                 torch.cat((decoder.embed_tokens(tokens), states), dim=-1), self._weight, self._bias
             )
@@ -124,9 +131,11 @@ class EagleReference:
             for layer in self._layers:
                 hidden = layer(hidden, attention_mask=mask, position_embeddings=angles)
             last = hidden[:, -1:]
-            tokens = torch.cat((tokens, self._target.lm_head(last).argmax(-1)), dim=1)
+            logits = self._target.lm_head(last)[0, 0]
+            token = path[place] if place < len(path) else int(logits.argmax())
+            tokens = torch.cat((tokens, torch.tensor([[token]])), dim=1)
             states = torch.cat((states, last), dim=1)
-        return tokens[0, len(token_ids) - 1 :].tolist()
+        return tokens[0, len(token_ids) - 1 :].tolist(), logits
 
 
 def eagle_drafter_of(engine: Engine) -> EagleDrafter:

@@ -122,7 +122,7 @@ def _drafter_with_weights(config: RuntimeConfig, loaded: LoadedModel) -> Drafter
     if isinstance(draft, LoadedMedusa):
         return MedusaDrafter(draft.forward, policy, block, config.tree)
     if isinstance(draft, LoadedHead):
-        return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens)
+        return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens, tree=config.tree)
     is_drawn = config.speculation_acceptance is AcceptanceRule.DISTRIBUTION
     if is_drawn and not policy.is_synchronous:
         log.warning("acceptance", asked=config.speculation_acceptance.value, used=AcceptanceRule.IDENTITY.value)

@@ -28,6 +28,6 @@ class DraftKind(StrEnum):
 
 DRAFT_MODELS = {DraftKind.ITSELF, DraftKind.QUANTIZED, DraftKind.ANOTHER_MODEL, DraftKind.NAN_MODEL}
 EAGLE_HEADS = {DraftKind.EAGLE_1, DraftKind.NAN_EAGLE, DraftKind.EAGLE_3, DraftKind.NAN_EAGLE_3}
-MEDUSA_HEADS = {DraftKind.MEDUSA, DraftKind.NAN_MEDUSA}  # which alone propose trees
+MEDUSA_HEADS = {DraftKind.MEDUSA, DraftKind.NAN_MEDUSA}  # whose trees are drawn
 HEADS = EAGLE_HEADS | MEDUSA_HEADS  # not served on several ranks
 GIVE_NAN = {DraftKind.NAN_MODEL, DraftKind.NAN_EAGLE, DraftKind.NAN_EAGLE_3, DraftKind.NAN_MEDUSA}

@@ -84,8 +84,10 @@ def test_what_is_no_tree_is_refused_by_the_flag(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"speculation_method": SpeculationMethod.EAGLE}, "but --speculation-method is EAGLE; set it to Medusa"),
-        ({"speculation_method": SpeculationMethod.DRAFT_MODEL}, "but --speculation-method is DraftModel"),
+        (
+            {"speculation_method": SpeculationMethod.DRAFT_MODEL},
+            "but --speculation-method is DraftModel; set it to EAGLE or Medusa",
+        ),
         ({"speculation_method": SpeculationMethod.N_GRAM, "draft_model": None}, "but --speculation-method is NGram"),
         ({"speculation_method": SpeculationMethod.DISABLED, "draft_model": None}, "leave --draft-tree out"),
         ({"max_draft_tokens": 4}, "--max-draft-tokens is 4, but --draft-tree says which tokens are proposed"),

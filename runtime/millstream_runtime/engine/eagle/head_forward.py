@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from millstream_runtime.engine.device_policy import DevicePolicy
@@ -48,6 +49,13 @@ class HeadForward:
         """`[rows, hidden]` of `forward` to the most probable token of each; -1 where it is not finite."""
         found, ids = greedy(self.head.logits(self._target, states)), self.head.token_ids
         return found if ids is None else [ids[token] if token >= 0 else token for token in found]
+
+    def most_probable(self, states: Tensor, count: int) -> list[list[int]]:
+        """The same, the `count` most probable tokens of each, the first before the second."""
+        logits, ids = self.head.logits(self._target, states), self.head.token_ids
+        highest, ranked = logits.topk(count, dim=-1)  # NaN is higher than any number
+        found: list[list[int]] = torch.where(highest[:, :1].isfinite(), ranked, -1).tolist()
+        return found if ids is None else [[ids[token] if token >= 0 else token for token in row] for row in found]
 
     def rows(self, states: Tensor, rows: Sequence[int]) -> Tensor:
         """Some rows of `[T, hidden]`."""

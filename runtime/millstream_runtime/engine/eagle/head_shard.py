@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from millstream_runtime.config import RuntimeConfig, SpeculationMethod
 from millstream_runtime.config_flags import draft_flags
+from millstream_runtime.draft_tree import MAX_NODES
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
 from millstream_runtime.engine.execution import draft_shard
@@ -69,6 +70,7 @@ def resolve_head(config: RuntimeConfig, target: ShardConfig) -> HeadShard | None
     folder = draft_shard.draft_folder(config, "*.safetensors of an EAGLE head")
     shape = read_head_folder(folder)
     _require_same_sizes(config, target.model_config, shape)
+    _require_ranks(config, shape)
     most = min(shape.config.longest_context_tokens, target.model_config.max_model_len)
     shape = replace(shape, config=replace(shape.config, max_model_len=most))
     state_layers = _state_layers(config, shape, target.model_config.num_layers)
@@ -106,7 +108,10 @@ def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, head: HeadSha
     """Return the memory of its largest pass."""
     elements = INPUT_COPIES * head.model_config.hidden_size + head.state_size
     inputs_bytes = elements * config.max_num_batched_tokens * target.dtype.itemsize
-    return draft_shard.largest_step_bytes(config, target, head) + inputs_bytes
+    # Of a tree each draft with others behind it has a row of logits.
+    tree_rows = 0 if config.tree is None else MAX_NODES
+    logits_bytes = tree_rows * head.model_config.vocab_size * target.dtype.itemsize
+    return draft_shard.largest_step_bytes(config, target, head) + inputs_bytes + logits_bytes
 
 
 def make_head(
@@ -125,7 +130,7 @@ def make_head(
     )
     hidden_size, layers = head.model_config.hidden_size, head.state_layers
     states = HiddenStatePool(num_slots, hidden_size, target.dtype, policy.zeros, layers)
-    forward.keep_states = states.write
+    forward.keep_states, forward.move_states = states.write, states.move
     # Behind the window of the target's layers, blocks may be another request's.
     passes = HeadForward(loaded, forward.model, states, cache, policy, layout.windows[-1])
     return LoadedHead(passes, head.context_tokens, loaded.weight_bytes, cache.num_bytes + states.num_bytes)
@@ -144,6 +149,18 @@ def _require_same_sizes(config: RuntimeConfig, target: ModelConfig, shape: HeadS
         raise InvalidConfigError(
             f"--draft-model is {config.draft_model!r}, whose target_hidden_size is {shape.target_hidden_size}, and the "
             f"hidden_size of {config.model} is {target.hidden_size}; name a head of this model."
+        )
+
+
+def _require_ranks(config: RuntimeConfig, shape: HeadShape) -> None:
+    """A tree of drafts names tokens by their rank among those that the head proposes."""
+    if (tree := config.tree) is None:
+        return
+    most = shape.draft_vocab_size if isinstance(shape, Eagle3Shape) else shape.config.vocab_size
+    if (rank := max(max(node) for node in tree.nodes)) >= most:
+        raise InvalidConfigError(
+            f"--draft-tree names the rank {rank}, and {config.draft_model} proposes {most} tokens; leave out the nodes "
+            f"with ranks above {most - 1}."
         )
 
 

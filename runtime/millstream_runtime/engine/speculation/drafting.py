@@ -21,7 +21,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS, Chunk
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import LengthChoice, decodes_alone
-from millstream_runtime.engine.speculation.reading_worth import ReadingWorth
+from millstream_runtime.engine.speculation.reading_worth import AnswerLengths, Reading
 from millstream_runtime.engine.speculation.skip import FOR_GOOD, Skip
 from millstream_runtime.logs import log
 
@@ -57,7 +57,7 @@ class Drafting:
         self._blocked: Skip | None = None
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
-        self._reading_worth = ReadingWorth()
+        self._answer_lengths = AnswerLengths()
         # In the last step with decodes: what is left to read of them is little. And in this one.
         self._had_drafts: set[Sequence] = set()
         self._has_drafts: set[Sequence] = set()
@@ -111,10 +111,8 @@ class Drafting:
                 else self._ask_where_room_is(wanted, _share(num_decodes))
             )
         if not self.lengths.is_free:
-            chosen = self.lengths.choose(
-                wanted, num_decodes, is_crowded=skip is Skip.CROWDED, reading_seconds=self._reading_seconds
-            )
-            chosen = self._worth_reading(chosen)
+            chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED, reading=self._reading)
+            chosen = chosen if self._reason_of_drafter() is None else {}
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
@@ -126,20 +124,7 @@ class Drafting:
                 self.lengths.leave_unchecked(one, drafts)
         return {one: proposed[one][:length] for one, length in chosen.items()}
 
-    def _worth_reading(self, chosen: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
-        """Those whose drafts may save what the drafter takes to read what came before them. Trials read all."""
-        plain = self.lengths.plain_seconds_per_token
-        worth = {
-            one: length
-            for one, length in chosen.items()
-            if plain is None
-            or self._reading_worth.may_pay(
-                self._reading_seconds(one), plain, one.num_generated_tokens, self._most_tokens(one)
-            )
-        }
-        return worth if self._reason_of_drafter() is None else {}
-
-    def _reading_seconds(self, sequence: Sequence) -> float:
+    def _reading(self, sequence: Sequence) -> Reading:
         """What the drafter takes to read it before it has drafts; 0 where that is little, or the drafter fails."""
         seconds, ask = 0.0, getattr(self._drafter, "reading_seconds", None)
 
@@ -149,7 +134,8 @@ class Drafting:
 
         if sequence not in self._had_drafts:
             self._call(find)
-        return seconds
+        coming = self._answer_lengths.expected_tokens(sequence.num_generated_tokens, self._most_tokens(sequence))
+        return Reading(seconds, coming)
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
         """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""
@@ -240,7 +226,7 @@ class Drafting:
         self._had_drafts.discard(sequence)
         self._has_drafts.discard(sequence)
         if not sequence.request.is_heartbeat:
-            self._reading_worth.observe_answer(sequence.num_generated_tokens)
+            self._answer_lengths.observe_answer(sequence.num_generated_tokens)
         self.lengths.forget(sequence)
         if self._blocked is Skip.DRAFTER_FAILED:  # it is not asked again, and must not hold the request for ever
             with contextlib.suppress(Exception):

@@ -12,6 +12,10 @@ first token has no state before it, so the head sees a sequence from its second 
     target's slots    | 0  1  2  3 ...  15 | 16 ...
     the head's keys      | 1  2  3 ...  15   16 ...      its blocks are slots, so its tables begin anywhere
 
+Of a tree of drafts (`draft_tree`) each pass behind the first gives the next level of all branches: it computes the last
+known token again, and behind it all drafts so far as a check, whose mask shows each the drafts on its own path. One
+layer of few rows costs little, and so the keys of branches need no places that outlive a pass.
+
 A key follows from the tokens up to its own, as a key of the target does. So a block whose keys the head has is known by
 the hash of its prefix, as that of a draft model (`draft_keys`).
 
@@ -29,6 +33,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.config import MAX_DRAFT_TOKENS_LIMIT
+from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.execution.step_input import ChunkInput
@@ -96,6 +101,20 @@ class _Reading:
             num_drafts=num_tokens - 1 if num_tokens <= READ_AT_ONCE_TOKENS else 0,
         )
 
+    def branches(self, parents: tuple[int, ...]) -> ChunkInput:
+        """Its last known token, and all its drafts behind it. `parents`: of the drafts; see `AttentionChunk`."""
+        slots = self.slots(self.first, self.stop + len(self.drafts))
+        return ChunkInput(
+            1 + len(self.drafts),
+            len(slots),
+            self.progress.first,
+            slots[0],
+            len(slots),
+            None if self.is_contiguous else [*slots],
+            num_drafts=len(self.drafts),
+            parents=parents,
+        )
+
     @property
     def place(self) -> tuple[int, int]:
         """Where it comes in the first pass: decodes, checks, prompts, each in the order of their blocks."""
@@ -118,14 +137,17 @@ class EagleDrafter:
         context_tokens: int,
         most_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
+        tree: DraftTree | None = None,
     ) -> None:
-        """`context_tokens`: longer sequences have no drafts. `most_tokens`: of one pass."""
+        """`context_tokens`: longer sequences have no drafts. `most_tokens`: of one pass. `tree`: of all drafts; None:
+        each follows the one before it."""
         self._forward, self._policy, self._clock = forward, policy, clock
         window = forward.longest_window
         # One more than it reads back: the first token that is left has no key.
         self._keys = DraftKeys(block_size_tokens, None if window is None else window + 1)
         self._block_size_tokens, self._context_tokens = block_size_tokens, context_tokens
-        self._catching_up = CatchingUp(most_tokens)
+        self._catching_up, self._tree = CatchingUp(most_tokens), tree
+        self._most_drafts = MAX_DRAFT_TOKENS_LIMIT if tree is None else len(tree.nodes)
         self._refused: dict[Sequence, Skip] = {}
         self.has_read_prompts = False
 
@@ -134,7 +156,7 @@ class EagleDrafter:
         answer: dict[Sequence, Seq[int] | Skip] = {}
         ready: list[_Reading] = []
         for sequence, most in wanted.items():
-            most = min(most, self._context_tokens - len(sequence.token_ids))
+            most = min(most, self._most_drafts, self._context_tokens - len(sequence.token_ids))
             reason = self._refused.get(sequence) or (Skip.DRAFT_CONTEXT if most < 1 else None)
             if reason is None:
                 ready.append(self._reading(sequence, most))
@@ -205,12 +227,17 @@ class EagleDrafter:
         if not read:
             return [], None
         last_states = self._forward.rows(states, [rows[one] for one in read])
-        self._append(read, self._forward.tokens(last_states))
         return read, last_states
 
     def _draft(self, drafting: list[_Reading], states: Tensor | None) -> None:
-        """All drafts behind the first of each."""
-        while states is not None:
+        """All drafts. `states` `[n, hidden]`: behind the last known token of each."""
+        if states is None:
+            return
+        if self._tree is not None:
+            self._draft_tree(self._tree, drafting, states)
+            return
+        self._append(drafting, [[token_id] for token_id in self._forward.tokens(states)])
+        while True:
             kept = [row for row, one in enumerate(drafting) if one.is_finite and len(one.drafts) < one.most]
             if not kept:
                 return
@@ -218,12 +245,58 @@ class EagleDrafter:
                 drafting, states = [drafting[row] for row in kept], self._forward.rows(states, kept)
             chunks = [one.chunk(1, one.stop + len(one.drafts)) for one in drafting]
             states = self._compute([one.drafts[-1] for one in drafting], states, chunks)
-            self._append(drafting, self._forward.tokens(states))
+            self._append(drafting, [[token_id] for token_id in self._forward.tokens(states)])
 
-    def _append(self, drafting: list[_Reading], tokens: list[int]) -> None:
-        for one, token_id in zip(drafting, tokens, strict=True):
-            if token_id >= 0:
-                one.drafts.append(token_id)
+    def _draft_tree(self, tree: DraftTree, drafting: list[_Reading], states: Tensor) -> None:
+        """The same, level by level. `states` `[n, hidden]`: behind the last known token of each."""
+        nodes, parents = tree.nodes, tree.parents
+        first_rows = [*range(len(drafting))]  # of `states`: behind the last known token, then behind each draft
+        while True:
+            levels = [_next_level(tree, one) for one in drafting]
+            # A parent of -1 is the last known token.
+            of_nodes = [
+                [first + 1 + parents[node] for node in of] for first, of in zip(first_rows, levels, strict=True)
+            ]
+            rows = sorted({row for of in of_nodes for row in of})
+            most_ranks = 1 + max(nodes[node][-1] for of in levels for node in of)
+            ranked = dict(
+                zip(rows, self._forward.most_probable(self._forward.rows(states, rows), most_ranks), strict=True)
+            )
+            self._append(
+                drafting,
+                [
+                    [ranked[row][nodes[node][-1]] for row, node in zip(own, of, strict=True)]
+                    for own, of in zip(of_nodes, levels, strict=True)
+                ],
+            )
+            kept = [place for place, one in enumerate(drafting) if one.is_finite and len(one.drafts) < one.most]
+            if not kept:
+                return
+            drafting, first_rows = [drafting[place] for place in kept], [first_rows[place] for place in kept]
+            states, first_rows = self._compute_branches(drafting, states, first_rows, parents)
+
+    def _compute_branches(
+        self, drafting: list[_Reading], states: Tensor, first_rows: list[int], parents: tuple[int, ...]
+    ) -> tuple[Tensor, list[int]]:
+        """Compute the last known token and all drafts of each; return the states behind them, and where each begins."""
+        token_ids: list[int] = []
+        rows: list[int] = []  # of the states that are read: the target's behind known tokens, then `states`
+        starts, chunks = [], []
+        for place, (one, first) in enumerate(zip(drafting, first_rows, strict=True)):
+            starts.append(len(token_ids))
+            of_drafts = parents[: len(one.drafts)]
+            token_ids += [one.sequence.token_ids[-1], *one.drafts]
+            rows += [place, *(len(drafting) + first + 1 + parent for parent in of_drafts)]
+            chunks.append(one.branches(of_drafts))
+        slots = [slot for one in drafting for slot in one.slots(one.stop - 2, one.stop - 1)]
+        given = self._forward.rows(torch.cat((self._forward.target_states(slots), states)), rows)
+        return self._compute(token_ids, given, chunks), starts
+
+    def _append(self, drafting: list[_Reading], found: list[list[int]]) -> None:
+        """`found`: the next drafts of each."""
+        for one, tokens in zip(drafting, found, strict=True):
+            if min(tokens, default=0) >= 0:
+                one.drafts += tokens
                 continue
             one.is_finite = False
             self._refused[one.sequence] = Skip.DRAFT_NOT_FINITE
@@ -235,6 +308,16 @@ class EagleDrafter:
     def _compute(self, token_ids: list[int], states: Tensor, chunks: list[ChunkInput]) -> Tensor:
         self._policy.before_compute(len(token_ids))
         return self._forward.forward(token_ids, states, chunks)
+
+
+def _next_level(tree: DraftTree, one: _Reading) -> range:
+    """The nodes of the level behind those that it has, as far as it may have more: their places in the tree."""
+    start = len(one.drafts)
+    level = len(tree.nodes[start])
+    stop = start
+    while stop < one.most and len(tree.nodes[stop]) == level:
+        stop += 1
+    return range(start, stop)
 
 
 def _tokens_left(sequence: Sequence) -> int:

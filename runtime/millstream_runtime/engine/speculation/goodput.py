@@ -10,8 +10,11 @@ a length per request, one that is hard to guess costs the others nothing.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)  # a request
 
 
 class Goodput(NamedTuple):
@@ -43,3 +46,14 @@ def best_goodput(num_decodes: int, likeliest: Seq[float], seconds: Seq[float]) -
         if tokens * best_seconds > best_tokens * took:
             best_drafts, best_tokens, best_seconds = num_drafts, tokens, took
     return Goodput(best_drafts, best_tokens, best_seconds)
+
+
+def likeliest_first(marginals: Mapping[K, Seq[float]]) -> list[float]:
+    """Return the marginals of all requests, the largest first."""
+    return sorted((one for of in marginals.values() for one in of), reverse=True)
+
+
+def lengths_from(marginals: Mapping[K, Seq[float]], least: float) -> dict[K, int]:
+    """Return how many drafts of each request are at least so likely; requests without one are left out."""
+    lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
+    return {one: length for one, length in lengths.items() if length}

@@ -24,15 +24,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from millstream_runtime.engine.speculation.acceptance import Acceptance
-from millstream_runtime.engine.speculation.goodput import Goodput, best_goodput
+from millstream_runtime.engine.speculation.goodput import Goodput, best_goodput, lengths_from, likeliest_first
+from millstream_runtime.engine.speculation.reading_worth import Reading, ReadingPrice, worth_drafting
 from millstream_runtime.engine.speculation.step_costs import StepCosts
 
 LEAST_GAIN = 1.02
+# The same where reading prompts is a part of it: to stop and begin again costs more, as requests are read in vain.
+LEAST_GAIN_TO_GO_ON, NEW_GAIN_SHARE = 0.98, 0.02
 # Of the seconds of decoding. What trials lose beyond what was expected of them comes on top, and delays the next.
 PLANNED_EXPLORATION = 0.008
 STALE_STEPS, MOST_STALE_STEPS = 256, 4096  # since a length was timed, until it is tried again
 # The same of a length that is expected to be nearly as good as the best: it may be better.
 CLOSE_STEPS, CLOSE_GOODPUT = 32, 0.8
+SURPRISE = 0.85  # a trial without drafts that takes less than this part of what was expected is repeated soon
 MOST_PASSED_OVER = 8  # requests whose reading is too long for a trial, until none is tried
 EXPECTED_CHECKS = 3  # a model's drafts are expected to stand as if so many had stood before the first request
 # Batch sizes above each of these share their times with those up to the next.
@@ -65,12 +69,9 @@ class DraftLengths(Protocol):
 
     Attributes:
         explores: whether steps may be chosen in order to learn.
-        plain_seconds_per_token: what a token of the last choice's batch takes without drafts; None where it is a trial,
-            or chose no drafts.
     """
 
     explores: bool
-    plain_seconds_per_token: float | None
 
     def choose(
         self,
@@ -78,11 +79,11 @@ class DraftLengths(Protocol):
         num_decodes: int,
         *,
         is_crowded: bool,
-        reading_seconds: Callable[[K], float] | None = None,
+        reading: Callable[[K], Reading] | None = None,
     ) -> dict[K, int]:
         """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
         requests of the step, also those without drafts. `is_crowded`: requests will soon be refused.
-        `reading_seconds`: what it takes to read a request before it has drafts; None: nothing is read."""
+        `reading`: what it takes to read a request before it has drafts; None: nothing is read."""
 
     def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
         """Learn how many drafts, checked or only compared, were the tokens that came."""
@@ -109,6 +110,8 @@ class _Bucket:
 
     costs: StepCosts
     drafts: bool = False  # whether steps draft, apart from trials
+    reads: bool = True  # whether requests that come to others that draft are read
+    gain: float | None = None  # of drafts, reading included; smoothed
     patience_steps: dict[int, int] = field(default_factory=dict)  # until a length is tried again
 
     def is_due(self, length: int, *, is_close: bool) -> bool:
@@ -120,6 +123,11 @@ class _Bucket:
         """The next trial of this length waits twice as long: what was slower before is seldom quicker now."""
         if self.costs.is_timed(length) and not is_close:
             self.patience_steps[length] = min(2 * self._patience_steps(length), MOST_STALE_STEPS)
+
+    def observe_gain(self, gain: float) -> None:
+        """Learn what drafts of all requests would gain now, reading included, and decide whether more are read."""
+        self.gain = gain if self.gain is None else self.gain + NEW_GAIN_SHARE * (gain - self.gain)
+        self.reads = self.gain >= (LEAST_GAIN_TO_GO_ON if self.reads else LEAST_GAIN)
 
     def _patience_steps(self, length: int) -> int:
         return self.patience_steps.get(length, STALE_STEPS)
@@ -140,7 +148,6 @@ class Governor:
     def __init__(self, max_draft_tokens: int, *, compares_unchecked: bool = True) -> None:
         """`compares_unchecked`: drafts that are not checked are observed too, as they cost nothing."""
         self.explores = True
-        self.plain_seconds_per_token: float | None = None
         self._max_draft_tokens = max_draft_tokens
         self._acceptance = Acceptance(max_draft_tokens)
         self._buckets: dict[int, _Bucket] = {}
@@ -153,6 +160,7 @@ class Governor:
                 self._acceptance.observe(None, max_draft_tokens, max_draft_tokens)
             self._acceptance.forget(None)
         self._unseen_steps: dict[Hashable, int] = {}  # since drafts of a request were observed
+        self._reading_price = ReadingPrice()
         self._by_length = [LengthTotals()] * (max_draft_tokens + 1)
         self._length = self._step_seconds = self._reading_seconds = self._exploration_seconds = 0.0
         self._flips = 0
@@ -163,27 +171,24 @@ class Governor:
         num_decodes: int,
         *,
         is_crowded: bool,
-        reading_seconds: Callable[[K], float] | None = None,
+        reading: Callable[[K], Reading] | None = None,
     ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         self._end_trial()
-        self.plain_seconds_per_token = None
         bucket = self._bucket(num_decodes)
         if is_crowded or not proposed or not bucket.costs.is_timed(0):
             return {}
         marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
-        likeliest = sorted((one for of in marginals.values() for one in of), reverse=True)
+        worth = marginals if reading is None else self._without_unworthy(bucket, marginals, num_decodes, reading)
+        likeliest = likeliest_first(worth)
         usual = self._usual(bucket, num_decodes, likeliest)
-        reading = reading_seconds or _reads_nothing
+        reading = reading or _reads_nothing
         tried = self._try_step(bucket, num_decodes, marginals, usual, reading)
         if tried is not None:
             return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
         if not usual.num_drafts:
             return self._try_request(bucket, marginals, num_decodes, usual, reading)
-        self.plain_seconds_per_token = bucket.costs.seconds(0) / num_decodes
-        least = likeliest[usual.num_drafts - 1]
-        lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
-        return {one: length for one, length in lengths.items() if length}
+        return lengths_from(worth, likeliest[usual.num_drafts - 1])
 
     def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
         """See `DraftLengths.observe_drafts`."""
@@ -192,7 +197,10 @@ class Governor:
 
     def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         """See `DraftLengths.observe_step`."""
-        length, costs = num_drafts / num_decodes, self._bucket(num_decodes).costs
+        bucket = self._bucket(num_decodes)
+        length, costs = num_drafts / num_decodes, bucket.costs
+        if self._trial is not None and not num_drafts and seconds < SURPRISE * costs.seconds(0):
+            bucket.patience_steps[0] = CLOSE_STEPS
         costs.observe(length, seconds)
         self._length = length
         self._step_seconds += seconds
@@ -218,6 +226,7 @@ class Governor:
     def forget(self, request: Hashable) -> None:
         """See `DraftLengths.forget`."""
         self._acceptance.forget(request)
+        self._reading_price.forget(request)
         self._unseen_steps.pop(request, None)
 
     def stats(self) -> GovernorStats:
@@ -255,13 +264,40 @@ class Governor:
             self._flips += 1
         return best if drafts else none
 
+    def _without_unworthy(
+        self,
+        bucket: _Bucket,
+        marginals: Mapping[K, list[float]],
+        num_decodes: int,
+        reading: Callable[[K], Reading],
+    ) -> Mapping[K, list[float]]:
+        """Leave out the requests whose drafts would save less than it takes to read them."""
+        line = bucket.costs.line()
+        plain_seconds = line[0] / num_decodes  # of a token
+        found = {one: reading(one) for one in marginals}
+        self._reading_price.observe(found, plain_seconds)
+        unread = {one: of for one, of in found.items() if of.seconds > 0}
+        if not unread:
+            return marginals
+        if len(unread) == len(marginals):
+            return worth_drafting(marginals, num_decodes, line, unread)
+        # Others draft already, and batches of which only a part drafts are the slowest: so it is decided for all that
+        # come, by what reading took of those before them.
+        best = best_goodput(num_decodes, likeliest_first(marginals), line)
+        bucket.observe_gain(plain_seconds / (best.seconds / best.tokens + self._reading_price.seconds_per_token))
+        return {
+            one: of
+            for one, of in marginals.items()
+            if one not in unread or (bucket.reads and unread[one].seconds <= plain_seconds * unread[one].coming_tokens)
+        }
+
     def _try_step(
         self,
         bucket: _Bucket,
         num_decodes: int,
         marginals: Mapping[K, list[float]],
         usual: Goodput,
-        reading: Callable[[K], float],
+        reading: Callable[[K], Reading],
     ) -> int | None:
         """A length whose time is unknown or old, for all requests of a step; None where nothing is to be tried."""
         self._saves_for_step = False
@@ -281,7 +317,7 @@ class Governor:
                 self._saves_for_step |= is_close
                 continue
             if reading_all is None:
-                reading_all = sum(map(reading, marginals))
+                reading_all = sum(reading(one).seconds for one in marginals)
             if self._begin_trial(trial, usual, reading_all if length else 0.0):
                 bucket.tried(length, is_close=is_close)
                 return length
@@ -293,7 +329,7 @@ class Governor:
         marginals: Mapping[K, list[float]],
         num_decodes: int,
         usual: Goodput,
-        reading: Callable[[K], float],
+        reading: Callable[[K], Reading],
     ) -> dict[K, int]:
         """Drafts of the request of which none were seen for longest: it may have become easier to guess."""
         if self._compares_unchecked or self._saves_for_step:
@@ -307,7 +343,7 @@ class Governor:
             trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
             if not self._may_try(trial, usual):
                 break
-            if self._begin_trial(trial, usual, reading(oldest)):
+            if self._begin_trial(trial, usual, reading(oldest).seconds):
                 return {oldest: len(drafts)}
         return {}
 
@@ -334,5 +370,5 @@ def _loss_seconds(trial: Goodput, usual: Goodput) -> float:
     return max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
 
 
-def _reads_nothing(request: Hashable) -> float:
-    return 0.0
+def _reads_nothing(request: Hashable) -> Reading:
+    return Reading(0.0, 0.0)

@@ -19,6 +19,7 @@ from millstream_runtime.engine.request import GovernorReport
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.engine.speculation.governor import DraftLengths, Governor
+from millstream_runtime.engine.speculation.reading_worth import Reading
 
 
 class LengthChoice:
@@ -33,18 +34,13 @@ class LengthChoice:
         self._compared: dict[Sequence, tuple[int, list[int]]] = {}
         self._chosen_length = 0.0
 
-    @property
-    def plain_seconds_per_token(self) -> float | None:
-        """See `DraftLengths`; None where the governor decides nothing."""
-        return self.governor.plain_seconds_per_token if self.mode is GovernorMode.ENFORCE else None
-
     def choose(
         self,
         most: Mapping[Sequence, int],
         num_decodes: int,
         *,
         is_crowded: bool,
-        reading_seconds: Callable[[Sequence], float] | None = None,
+        reading: Callable[[Sequence], Reading] | None = None,
     ) -> Mapping[Sequence, int]:
         """Return how many drafts each request checks, at most `most` of it; see `DraftLengths.choose`."""
         if self.mode is GovernorMode.DISABLED:
@@ -52,7 +48,7 @@ class LengthChoice:
         self.governor.explores = self.mode is GovernorMode.ENFORCE
         for sequence in [*self._compared]:
             self._compare(sequence)
-        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded, reading_seconds=reading_seconds)
+        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded, reading=reading)
         self._chosen_length = sum(chosen.values()) / num_decodes
         return chosen if self.mode is GovernorMode.ENFORCE else most
 

@@ -1,12 +1,13 @@
 """Whether a draft model should read a prompt at all. Pure: no torch, no clock.
 
-    reading takes                 tokens not read * seconds per token                            once per request
-    drafts save less than         seconds of a token without drafts * tokens still to come       all of them
+    reading takes       tokens not read * seconds per token             once per request
+    drafts then save    seconds per token * tokens still to come
 
-A long prompt with a short answer, as in retrieval, takes longer to read than the whole answer takes without drafts.
-That bound is all that is asked: what drafts save of it depends on who else drafts, since a pass of the draft model
-takes nearly as long for one request as for a batch. To leave out those that save less than they cost by themselves
-made batches of which only a part drafts, and these were slower than either all or none.
+Requests whose reading takes longer than their drafts save cost time, though every step with drafts is faster than one
+without: a long prompt with a short answer, or any prompt where drafts save little, as in a large batch. A pass of the
+draft model takes nearly as long for one request as for a batch, so batches of which only a part drafts are slower than
+either all or none. So requests of which none is read yet are judged together, those with the best ratio first
+(`worth_reading`), and one that comes to others that draft by what reading took of those before it (`ReadingPrice`).
 
 How many tokens are to come is not known: the mean of the answers before it is taken; of one that is longer than that
 already, as many more as it has.
@@ -14,11 +15,103 @@ already, as many more as it has.
 
 from __future__ import annotations
 
-NEW_SHARE = 0.1  # of the mean, by the latest answer
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, TypeVar
+
+from millstream_runtime.engine.speculation.goodput import best_goodput, lengths_from, likeliest_first
+
+NEW_SHARE = 0.1  # of what is known of answers and prompts, by the latest one
+
+K = TypeVar("K", bound=Hashable)  # a request
 
 
-class ReadingWorth:
-    """See above."""
+class Reading(NamedTuple):
+    """What a request costs before it has drafts, and for how long it may have some.
+
+    Attributes:
+        seconds: in which a draft model reads what it has not read of it; 0 where that is little.
+        coming_tokens: that are expected of its answer.
+    """
+
+    seconds: float
+    coming_tokens: float
+
+
+def worth_reading(unread: Mapping[K, Reading], saved_seconds_per_token: float) -> set[K]:
+    """Return the most requests whose drafts, together, save what reading them takes. Those that end last and are read
+    soonest come first."""
+
+    def seconds_per_token(one: K) -> float:
+        return unread[one].seconds / max(unread[one].coming_tokens, 1.0)
+
+    worth: set[K] = set()
+    left_seconds = 0.0
+    for one in sorted(unread, key=seconds_per_token):
+        left_seconds += saved_seconds_per_token * unread[one].coming_tokens - unread[one].seconds
+        if left_seconds < 0:
+            break
+        worth.add(one)
+    return worth
+
+
+def worth_drafting(
+    marginals: Mapping[K, list[float]], num_decodes: int, seconds: Seq[float], unread: Mapping[K, Reading]
+) -> Mapping[K, list[float]]:
+    """Leave out the requests that are not worth reading, where none of them is read yet.
+
+    What drafts save follows from all requests that draft, so it is found anew until none more is left out.
+
+    Args:
+        marginals: of the drafts of each request.
+        num_decodes: requests of the step, also those without drafts.
+        seconds: see `best_goodput`.
+    """
+    while True:
+        likeliest = likeliest_first(marginals)
+        best = best_goodput(num_decodes, likeliest, seconds)
+        if not best.num_drafts:
+            return marginals
+        drafting = lengths_from(marginals, likeliest[best.num_drafts - 1])
+        # Of the tokens of a step, those of requests that draft: what the step saves ends with them.
+        tokens = best.tokens - (num_decodes - len(drafting))
+        saved_seconds = best.tokens * seconds[0] / num_decodes - best.seconds
+        unworthy = drafting.keys() - worth_reading({one: unread[one] for one in drafting}, saved_seconds / tokens)
+        if not unworthy:
+            return marginals
+        marginals = {one: of for one, of in marginals.items() if one not in unworthy}
+
+
+class ReadingPrice:
+    """What reading takes, as seconds per token of the answers: of the requests that came lately."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = 0.0
+        self._seen: set[Hashable] = set()
+
+    @property
+    def seconds_per_token(self) -> float:
+        """0 where none was seen."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    def observe(self, found: Mapping[K, Reading], plain_seconds_per_token: float) -> None:
+        """Learn of the requests that were not seen before. Those that take longer to read than without any drafts are
+        never read, so they are no part of it."""
+        for one, (seconds, coming_tokens) in found.items():
+            if one in self._seen:
+                continue
+            self._seen.add(one)
+            if seconds <= plain_seconds_per_token * coming_tokens:
+                self._seconds = (1 - NEW_SHARE) * self._seconds + seconds
+                self._tokens = (1 - NEW_SHARE) * self._tokens + coming_tokens
+
+    def forget(self, request: Hashable) -> None:
+        """The request has ended."""
+        self._seen.discard(request)
+
+
+class AnswerLengths:
+    """How many tokens answers have."""
 
     def __init__(self) -> None:
         self._mean_tokens: float | None = None
@@ -33,7 +126,3 @@ class ReadingWorth:
         if self._mean_tokens is None:
             return most
         return min(most, max(self._mean_tokens - num_generated, num_generated))
-
-    def may_pay(self, reading_seconds: float, plain_seconds_per_token: float, num_generated: int, most: int) -> bool:
-        """Whether the rest of the answer takes longer than reading, without drafts."""
-        return reading_seconds <= plain_seconds_per_token * self.expected_tokens(num_generated, most)

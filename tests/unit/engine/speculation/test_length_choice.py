@@ -186,7 +186,7 @@ def test_the_time_in_which_prompts_are_read_is_no_cost_of_drafts(
     assert engine._drafting.lengths.governor.stats().decode_seconds > 19 * 60  # type: ignore[union-attr]
 
 
-def test_a_prompt_that_takes_longer_to_read_than_the_answer_takes_is_left_alone(
+def test_a_prompt_that_takes_longer_to_read_than_its_drafts_save_is_left_alone(
     answer: list[int], write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
@@ -204,11 +204,11 @@ def test_a_prompt_that_takes_longer_to_read_than_the_answer_takes_is_left_alone(
     StepClock(engine, 0.05)
     engine.warm_up()
     left_alone = []
-    for seconds in (0.0, 40.0, 80.0, 0.0):
+    for seconds in (0.0, 40.0, 52.0, 0.0):
         drafter.seconds, before = seconds, counts(engine).skipped["no_gain"]
         assert generate(engine, [REQUEST])["0"] == answer
         left_alone.append(counts(engine).skipped["no_gain"] - before)
-    # 60 tokens take 60 seconds without drafts.
+    # 60 tokens take 60 seconds without drafts, and 14 with: drafts save 46.
     assert max(left_alone[0], left_alone[1], left_alone[3]) <= 4, "trials"
     assert left_alone[2] > 20, "until a trial has read it"
 
