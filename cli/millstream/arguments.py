@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from millstream_runtime.errors import InvalidConfigError
 
@@ -15,6 +15,12 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InvalidConfigError(f"{message} (see `{self.prog} --help`).")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As argparse, which before Python 3.13 gives the flag of `--flag=--` an empty list, whatever its type."""
+        if action.option_strings and "--" in arg_strings:
+            self.error(f"argument {'/'.join(action.option_strings)}: expected a value, got '--'")
+        return super()._get_values(action, arg_strings)
 
 
 def words_of(choices: Iterable[StrEnum]) -> list[str]:

@@ -55,6 +55,16 @@ QualifiedName = Annotated[
 ]
 
 
+def _qualified_in_small_letters(text: str) -> str:
+    if not is_qualified_name(text.lower()):
+        raise PydanticKnownError("string_pattern_mismatch", {"pattern": QUALIFIED_NAME_PATTERN})
+    return text
+
+
+# The API server takes annotations' keys in any case, and labels' prefixes in small letters alone.
+AnnotationName = Annotated[str, AfterValidator(_qualified_in_small_letters)]
+
+
 def once_per(key: str) -> AfterValidator:
     """What the API server asks of a list whose items have a key (`x-kubernetes-list-map-keys`): each key once."""
 

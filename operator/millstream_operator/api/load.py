@@ -23,7 +23,13 @@ from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.ratchets import new_violations
 from millstream_operator.api.rules import Violation, violations
-from millstream_operator.api.validation.field_hints import KEY_HINT, QUANTITIES, unknown_field_hint, wanted
+from millstream_operator.api.validation.field_hints import (
+    KEY_HINT,
+    QUANTITIES,
+    is_required,
+    unknown_field_hint,
+    wanted,
+)
 
 Location = tuple[int | str, ...]
 MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
@@ -303,7 +309,7 @@ class FieldError:
         if self.details["loc"][-1:] == ("[key]",):
             return f"{dotted(self.location[:-1])}: the key {shown} must be {KEY_HINT}."
         if self.details["input"] is None:
-            return f"{name} is empty; give it a value or leave it out."
+            return f"{name} is empty; give it a value{'' if is_required(self.location) else ' or leave it out'}."
         if length := _length(kind, context):
             return f"{name} is {shown}; it must have {length}."
         return f"{name} is {shown}; it must be {wanted(self.details, field, context)}."

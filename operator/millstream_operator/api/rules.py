@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "",
         f"self.metadata.name.size() <= {NAME_MAX_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
-        lambda value: len(value.name) <= NAME_MAX_LENGTH and re.search(NAME_PATTERN, value.name) is not None,
+        lambda value: len(value.name) <= NAME_MAX_LENGTH and re.fullmatch(NAME_PATTERN, value.name) is not None,
         "metadata.name must be a DNS label that starts with a letter, of at most 52 characters (a-z, 0-9 and -): "
         "the Service and the pods are named after it.",
     ),

@@ -86,10 +86,12 @@ class ChatTemplate:
                 if characters > MAX_RENDERED_CHARACTERS:
                     raise ChatTemplateError("The rendered messages are too long.")
                 pieces.append(piece)
+        except ChatTemplateError:
+            raise
         except _RefusedByTemplate as error:
             raise ChatTemplateError(f"The model's chat template refused the messages: {error.message}") from error
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Errors inside the template are internal details.
+        except Exception as error:
+            # The template is a program: whatever it raises (RecursionError, for one) is its own, an internal detail.
             given = "these messages with these chat_template_kwargs" if template_kwargs else "these messages"
             raise ChatTemplateError(f"The model's chat template cannot render {given}.") from error
         return "".join(pieces)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
 from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
-from millstream_runtime.tokenizing.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
+from millstream_runtime.tokenizing.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate, ChatTemplateError
 from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
     ByteLevelVocabulary,
@@ -129,12 +129,16 @@ class Tokenizer:
         `template_kwargs`: further variables of the template, as plain JSON.
 
         Raises:
-            ChatTemplateError: the template refused the messages.
+            ChatTemplateError: the template refused the messages, or makes no text of them.
             ValueError: the model has no chat template.
         """
         if self._chat_template is None:
             raise ValueError("The model has no chat template.")
-        return self._ids(self._chat_template.render(messages, template_kwargs), add_special_tokens=False)
+        prompt = self._chat_template.render(messages, template_kwargs)
+        try:
+            return self._ids(prompt, add_special_tokens=False)
+        except TypeError as error:  # the library's for half of a surrogate pair, which a template can make
+            raise ChatTemplateError("The model's chat template makes no text of these messages.") from error
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_CHARACTERS:

@@ -125,6 +125,30 @@ def test_a_template_cannot_leave_the_sandbox_and_the_error_tells_nothing_of_the_
     assert str(caught.value) == "The model's chat template cannot render these messages."
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(1) }}",  # RecursionError
+        "{{ 1 / (messages | length - 1) }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[9].content.text }}",
+        "{{ strftime_now(1) }}",
+        "{{ messages | sum | list }}",
+    ],
+)
+def test_whatever_a_template_raises_is_an_error_of_the_template(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="cannot render these messages"):
+        ChatTemplate(source, {}).render(CHATS[0])
+
+
+@pytest.mark.parametrize("repeats", [1, 5000])
+def test_a_template_that_makes_half_of_a_surrogate_pair_is_refused(tmp_path: Path, repeats: int) -> None:
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(f"{{{{ ('%c' % 55296) * {repeats} }}}}")
+    with pytest.raises(ChatTemplateError, match="makes no text"):
+        Tokenizer.from_folder(folder).encode_chat(CHATS[0])
+
+
 def test_a_file_beside_the_settings_is_the_template_that_counts(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")

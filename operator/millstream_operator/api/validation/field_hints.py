@@ -90,17 +90,28 @@ def unknown_field_hint(location: Location) -> str:
     return f" (known here: {', '.join(known)})" if known else ""
 
 
+def is_required(location: Location) -> bool:
+    """Whether an object without the field at a location is refused."""
+    model = _model_at(location[:-1])
+    fields = {} if model is None else {field.alias or name: field for name, field in model.model_fields.items()}
+    field = fields.get(str(location[-1])) if location else None
+    return field is not None and field.is_required()
+
+
 def _fields_at(location: Location) -> list[str]:
     """YAML names of the fields of the model that stands at a location."""
-    model: Any = LLMDeployment
+    model = _model_at(location)
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_at(location: Location) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = LLMDeployment
     for step in location:
-        if isinstance(step, int):
+        if isinstance(step, int) or model is None:
             continue
         fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
         model = next(iter(_models_in(fields.get(str(step)))), None)
-        if model is None:
-            return []
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _places(model: type[BaseModel], wanted_name: str, parent: str = "") -> Iterator[str]:

@@ -28,6 +28,11 @@ def spec(text: str) -> str:
     return GOOD + "".join(f"  {line}\n" for line in text.splitlines())
 
 
+def metadata(text: str) -> str:
+    """GOOD with another line in its metadata, the fifth."""
+    return GOOD.replace("  name: demo\n", f"  name: demo\n  {text}\n")
+
+
 def template(text: str) -> str:
     return spec("podTemplate:\n  spec:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
 
@@ -163,6 +168,33 @@ BAD: dict[str, tuple[str, list[str]]] = {
         spec("podTemplate: {metadata: {labels: {'a b': x}}}"),
         ["spec.podTemplate.metadata.labels", '"a b"', "example.com/team"],
     ),
+    # Metadata, which the API server checks in every object
+    "label of the object": (
+        metadata("labels: {app: my app}"),
+        ["m.yaml:5", 'metadata.labels.app is "my app"', "label's"],
+    ),
+    "label key of the object": (
+        metadata("labels: {my app: x}"),
+        ["m.yaml:5", 'metadata.labels: the key "my app"', "example.com/team"],
+    ),
+    "long label of the object": (
+        metadata(f"labels: {{app: {'a' * 64}}}"),
+        ["metadata.labels.app", "at most 63 characters"],
+    ),
+    "annotation key": (
+        metadata("annotations: {my note: x}"),
+        ['metadata.annotations: the key "my note"', "example.com/team"],
+    ),
+    "large annotations": (
+        metadata(f"annotations: {{a: {'x' * 300_000}}}"),
+        ["m.yaml:5", "metadata.annotations", "262144"],
+    ),
+    "namespace": (
+        metadata("namespace: My_Team"),
+        ["m.yaml:5", 'metadata.namespace is "My_Team"', "name of a namespace"],
+    ),
+    "empty namespace": (metadata("namespace: ''"), ["metadata.namespace", "at least 1 character"]),
+    "long namespace": (metadata(f"namespace: {'n' * 64}"), ["metadata.namespace", "at most 63 characters"]),
     # Rules across fields (tests/unit/operator/api/test_rules.py has all of them)
     "no name": (GOOD.replace("metadata:\n  name: demo\n", "metadata: {}\n"), ["metadata.name: missing"]),
     "name too long": (GOOD.replace("name: demo", f"name: {'d' * 53}"), ["metadata.name", "52 characters"]),
@@ -172,6 +204,10 @@ BAD: dict[str, tuple[str, list[str]]] = {
         ["m.yaml:8", "spec.model.source.huggingFace.repository", '"name"', "org/name"],
     ),
     "no latency": (spec("objectives: {ttft: {p95: soon}}"), ["spec.objectives.ttft.p95", '"soon"', "200ms"]),
+    "name that ends with a line": (
+        GOOD.replace("name: demo", 'name: "demo\\n"'),
+        ["m.yaml:4", "metadata.name", "a DNS"],
+    ),
     "too long a time": (spec("warmup: {timeout: 25h}"), ['spec.warmup.timeout is "25h"; it must be a duration', "24h"]),
     "a variable twice": (
         template("containers: [{name: runtime, env: [{name: A, value: x}, {name: B}, {name: A, value: y}]}]"),
@@ -295,6 +331,32 @@ def test_a_stored_object_is_read_with_everything_that_a_server_adds_to_its_metad
         "selfLink": "/apis/millstream.dev/v1alpha1/namespaces/team/llmdeployments/demo",
     }
     assert parse(stored).name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "spec:\n", "m.yaml:4: spec is empty; give it a value."),
+        (GOOD.replace("name: demo", "name:"), "m.yaml:4: metadata.name is empty; give it a value."),
+        (GOOD.replace("local: {path: demo-chat}", "local: {path: }"), "source.local.path is empty; give it a value."),
+        (template("containers: [{name: }]"), "containers[0].name is empty; give it a value."),
+        (GOOD.replace("local: {path: demo-chat}", "local:"), "exactly one source"),
+        (spec("engine: {maxNumSeqs: }\nreplicas:"), "spec.replicas is empty; give it a value or leave it out."),
+    ],
+)
+def test_an_empty_field_is_to_be_left_out_only_where_it_may(text: str, said: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        loads_manifest(text, source="m.yaml")
+    assert said in str(caught.value)
+
+
+def test_annotations_may_have_keys_with_a_prefix_in_capitals() -> None:
+    """As the API server takes them, which labels may not have."""
+    assert loads_manifest(metadata("annotations: {Example.COM/note: x}")).metadata.annotations == {
+        "Example.COM/note": "x"
+    }
+    with pytest.raises(ManifestError, match=r"metadata.labels: the key"):
+        loads_manifest(metadata("labels: {Example.COM/note: x}"))
 
 
 def test_an_error_in_a_stored_object_names_no_file() -> None:
