@@ -5,8 +5,8 @@ the inter-token latency (ITL), or three decode steps where that is more. Within 
 a prompt that takes longer enters chunk by chunk. The bound is on time, not on tokens: what a token of a prompt costs
 depends on the model, the machine and the context it attends to, so it is measured.
 
-Where the target is a default and several prompts wait, the bound grows with the prompts per answer, up to eight
-decode steps: in a burst few answers wait a little, and many first tokens come sooner.
+Where the target is a default and several prompts wait, the bound grows with the prompts per answer, up to 16 decode
+steps: in a burst few answers wait a little, and many first tokens come sooner.
 
 A step of prompts alone makes no answer wait, but whoever comes meanwhile: it has the same bound, by what such steps
 take themselves. They compute at another efficiency than prompts beside decodes.
@@ -31,7 +31,8 @@ from millstream_runtime.engine.scheduling.step_plan import Chunk
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target
-MOST_RATIO = 8.0  # the same while several prompts wait and the target is a default
+MOST_RATIO = 16.0  # the same while several prompts wait and the target is a default
+CROWD_GROWTH = 3.0  # of the bound, by a waiting prompt per answer
 MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
 MIXED_STEPS_THAT_AGE_DECODES = 4  # so many at least between two decode steps that are there to be timed
 DOUBTFUL_CHANGE = 1.5  # of what prompts seem to cost, since decodes were last timed
@@ -185,7 +186,7 @@ class Pace:
         if self.is_objective or not load.num_decodes:
             return LEAST_RATIO
         crowd = max(0, load.num_prompts - 1)
-        return min(MOST_RATIO, LEAST_RATIO * (1 + crowd / load.num_decodes))
+        return min(MOST_RATIO, LEAST_RATIO * (1 + CROWD_GROWTH * crowd / load.num_decodes))
 
     def _seconds_per_work(self) -> float:
         """What prompts have cost of late; 0 where none was timed."""
