@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from e2e.deployments import MODEL, Served
+from millstream_kernels.cpu.code_folder import cpu_flags, unsupported_machine
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / MODEL
 QUESTIONS = ("What is a KV cache?", "What is a Kubernetes pod?", "Why are requests batched?")
@@ -108,3 +111,12 @@ def test_a_bad_request_gets_an_error_object_that_names_the_field(client: openai.
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="no-such-model", messages=messages("hello"))
     assert "no-such-model" in str(unknown.value.body)
+
+
+def test_decodes_are_computed_by_the_kernel_that_the_image_brings(served: Served) -> None:
+    """The node is this machine, so what can run here can run in a pod; there is no numba and no compiler in it."""
+    problem = unsupported_machine(platform.system(), platform.machine(), cpu_flags())
+    chosen = httpx.get(f"{served.url}/ready", timeout=10).json()["kernels"]["decode_attention"]
+    assert (chosen["backend"], chosen["reason"]) == (
+        ("numba", "the kernel takes this model") if problem is None else ("torch", problem)
+    )

@@ -52,7 +52,6 @@ class PagedDecodes:
         """
         require(bool(lengths) and min(lengths) >= 1, "lengths", "have no row, or one without tokens")
         self._code, self.num_rows = code, len(lengths)
-        self._longest = max(lengths)
         self._lengths = np.array(lengths, np.int64)
         widths = [-(-length // block_size_tokens) for length in lengths]
         self._starts = np.array([0, *accumulate(widths)][:-1], np.int64)
