@@ -29,9 +29,7 @@ CONTRACT_FILES = (
     "draft_head_tensors.py",
     "draft_heads.py",
     "draft_tree.py",
-    "draft_tuning_memory.py",
     "errors.py",
-    "judging_memory.py",
     "kv_formats.py",
     "kv_layout.py",
     "layer_windows.py",
@@ -39,7 +37,7 @@ CONTRACT_FILES = (
     "roofline.py",
     "strict_json.py",
 )
-CONTRACT_PACKAGES = ("gguf", "quantization_config")
+CONTRACT_PACKAGES = ("gguf", "job_memory", "quantization_config")
 
 
 @dataclass(frozen=True, slots=True)

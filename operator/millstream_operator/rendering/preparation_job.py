@@ -48,7 +48,7 @@ from millstream_operator.rendering.names import (
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import CONTAINER_SECURITY, container_env
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
-from millstream_runtime.judging_memory import judging_bytes
+from millstream_runtime.job_memory.judging import judging_bytes
 
 DEADLINE_SECONDS = 48 * 3600  # GPTQ of a 70B model takes hours on a CPU
 TTL_SECONDS = 24 * 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator

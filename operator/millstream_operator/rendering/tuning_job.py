@@ -43,7 +43,7 @@ from millstream_operator.rendering.preparation_job import (
     without_gpus,
 )
 from millstream_operator.rendering.revision import Revision
-from millstream_runtime.draft_tuning_memory import ANSWERS_BYTES, PARAMETER_BYTES, POOL_REQUESTS, SCRATCH_BYTES
+from millstream_runtime.job_memory.draft_tuning import ANSWERS_BYTES, PARAMETER_BYTES, POOL_REQUESTS, SCRATCH_BYTES
 
 GENERAL_VOLUME = "general-dataset"
 SEQUENCE_TOKENS = 1024  # of `millstream tune-draft`, where the spec says nothing

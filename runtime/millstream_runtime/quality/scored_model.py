@@ -19,7 +19,7 @@ from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.shard_config import resolve_shard_config
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
-from millstream_runtime.judging_memory import CHUNK_TOKENS
+from millstream_runtime.job_memory.judging import CHUNK_TOKENS
 
 SLAB_BYTES = 64 << 20  # of float32 logits at a time
 

@@ -22,7 +22,7 @@ from millstream_runtime.engine.execution.shard_config import resolve_shard_confi
 from millstream_runtime.engine.execution.step_input import ChunkInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.judging_memory import CHUNK_TOKENS
+from millstream_runtime.job_memory.judging import CHUNK_TOKENS
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.loading.kv_scales import read_kv_scales

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv.pool_size import gibibytes
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.judging_memory import GROUP_TOKENS, judging_bytes
+from millstream_runtime.job_memory.judging import GROUP_TOKENS, judging_bytes
 from millstream_runtime.quality.documents import TokenizedDocument
 from millstream_runtime.quality.streamed_model import ComputedDocument, StreamedModel
 from millstream_runtime.quality.token_scores import DocumentScores, score

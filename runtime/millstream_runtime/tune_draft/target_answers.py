@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.draft_tuning_memory import POOL_REQUESTS, TOP
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.job_memory.draft_tuning import POOL_REQUESTS, TOP
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.tune_draft.documents import Prompt
 from millstream_runtime.tune_draft.target_sequence import Kind, TargetSequence

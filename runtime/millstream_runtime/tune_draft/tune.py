@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.draft_tuning_memory import MAX_TRAINING_POSITIONS, PARAMETER_BYTES, SCRATCH_BYTES, TOP
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.job_memory.draft_tuning import MAX_TRAINING_POSITIONS, PARAMETER_BYTES, SCRATCH_BYTES, TOP
 from millstream_runtime.model_output.companion_files import companions_digest, copy_companions
 from millstream_runtime.model_output.resumable_folder import ResumableFolder, reading, require_free
 from millstream_runtime.model_output.unchanged_sources import UnchangedSources

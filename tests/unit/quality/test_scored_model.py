@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.judging_memory import CHUNK_TOKENS
+from millstream_runtime.job_memory.judging import CHUNK_TOKENS
 from millstream_runtime.quality.scored_model import ScoredModel
 
 TOKENS = torch.randint(0, 256, (700,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 from millstream_runtime.config import Device, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.host_limits import resident_bytes
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.judging_memory import CHUNK_TOKENS, GROUP_TOKENS
+from millstream_runtime.job_memory.judging import CHUNK_TOKENS, GROUP_TOKENS
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.model_parts import ModelParts, part_bytes
 from millstream_runtime.models.registry import expected_weights, load_model_config

@@ -249,7 +249,8 @@ def _choose_kernels(
 ) -> tuple[KernelChoice, ...]:
     shape, stored, dtype = rank_config(shard_config.model_config, ranks), config.kv_cache_dtype, shard_config.dtype
     chosen = choose_kernels(shape, shard_config.device, dtype, stored, config.block_size_tokens, execution.backend)
-    if shard_config.device.type != "cpu" or execution.backend is Backend.TRITON:
+    attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
+    if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
     return (choose_decodes(shape, dtype, shard_config.policy.decode_problem), *chosen)
 

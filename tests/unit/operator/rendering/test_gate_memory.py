@@ -17,7 +17,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.preparation_job import PROCESS_BYTES, Step, StepKind, preparation_job
-from millstream_runtime.judging_memory import judging_bytes
+from millstream_runtime.job_memory.judging import judging_bytes
 from millstream_runtime.models.model_parts import part_bytes
 from millstream_runtime.models.registry import load_model_config
 from tests.support.llmdeployments import deployment
