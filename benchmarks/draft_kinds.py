@@ -73,7 +73,7 @@ def quantized_target(out: Path) -> Path:
 
 
 def prompts(most: int = MOST_PROMPTS) -> Prompts:
-    """Prompts by kind of text, at most so many of each."""
+    """Prompts by kind of text, at most that number of each."""
     tokenizer = Tokenizer.from_folder(DEMO_MODEL)
     found: dict[str, list[list[int]]] = {name: [] for name in ("chat", "code", "prose", "edited code", "quoted prose")}
     for line in read(MODELS / NAME):

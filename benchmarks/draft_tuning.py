@@ -62,7 +62,7 @@ def main() -> int:
     """Tune, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=int, default=MOST_MINUTES - 1, help="limit of the run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="so many steps instead; saves nothing")
+    parser.add_argument("--steps", type=int, help="this number of steps instead; saves nothing")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         settings = settings_of(Path(scratch), args.steps, args.minutes)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import platform
 import shutil
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +57,18 @@ class CompileError(Exception):
 
 
 def is_fresh(folder: Path) -> bool:
-    """Whether the folder holds what these sources were compiled to."""
+    """Whether the folder holds what these sources become by this compiler."""
     try:
         code_folder.read_for_any_machine(folder)
     except CodeError:
         return False
-    return True
+    return bool(json.loads((folder / INDEX).read_bytes())["compiler"] == compiler())
+
+
+def compiler() -> str:
+    """What compiles: versions, and the hash of this file. Imports neither numba nor llvmlite."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+    return f"{versions}, prebuild_cpu {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
 
 
 def prebuild(out: Path) -> None:
@@ -69,8 +77,8 @@ def prebuild(out: Path) -> None:
     Raises:
         CompileError: the code needs functions of numba's, which no process of the runtime has.
     """
-    code, compiler = _compile()
-    index = Index(FORMAT, CPU, compiler, code_folder.sources_sha256(), hashlib.sha256(code).hexdigest())
+    code = _compile()
+    index = Index(FORMAT, CPU, compiler(), code_folder.sources_sha256(), hashlib.sha256(code).hexdigest())
     fresh = out.with_name(f"{out.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -80,12 +88,10 @@ def prebuild(out: Path) -> None:
     fresh.rename(out)
 
 
-def _compile() -> tuple[bytes, str]:
+def _compile() -> bytes:
     # numba reads them when it is imported: without them it compiles for this machine.
     os.environ |= {"NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": ""}
-    import llvmlite
     import llvmlite.binding as llvm
-    import numba
 
     from millstream_kernels.cpu.paged_decode import SIGNATURE, paged_decode
 
@@ -100,7 +106,7 @@ def _compile() -> tuple[bytes, str]:
     unknown = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     if unknown - KNOWN_SYMBOLS:
         raise CompileError(f"the compiled kernel calls {', '.join(sorted(unknown - KNOWN_SYMBOLS))}")
-    return machine.emit_object(module), f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
+    return bytes(machine.emit_object(module))
 
 
 def _drop_all_but_the_entries(llvm: Any, module: Any, machine: Any) -> None:

@@ -234,6 +234,14 @@ def test_the_code_is_that_of_these_sources_byte_by_byte(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "", "it was fresh"
 
 
+def test_another_compiler_compiles_again(tmp_path: Path) -> None:
+    folder = tmp_path / "compiled"
+    shutil.copytree(code_folder.FOLDER, folder)
+    assert prebuild_cpu.is_fresh(folder)
+    _change(folder, compiler="numba 0.1")
+    assert not prebuild_cpu.is_fresh(folder)
+
+
 def _damage_code(folder: Path) -> None:
     content = (folder / code_folder.OBJECT).read_bytes()
     (folder / code_folder.OBJECT).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
