@@ -73,8 +73,7 @@ class TorchAttention(PoolAttention):
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
-        problem = compiled_decodes.unsupported(cache.heads[0].shape[0], cache.like.dtype)
-        self._decode_code = decode_code if problem is None else None
+        self._decode_code = decode_code if compiled_decodes.unsupported(cache.like.dtype) is None else None
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -88,8 +87,6 @@ class TorchAttention(PoolAttention):
             attended = self._attend(calls[0], pool, grouped, spec)
         else:
             attended = torch.cat([self._attend(call, pool, grouped[call.rows], spec) for call in calls])
-        if spec.latent_dim:
-            attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_tokens, -1)
 
     def _calls(self, spec: AttentionSpec) -> list[Call]:
@@ -101,9 +98,11 @@ class TorchAttention(PoolAttention):
 
     def _attend(self, call: Call, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         if self._kv_read is None:
-            return call(pool, query, spec)
-        with self._kv_read(call.tokens_read(spec.window) * self._cache.token_bytes):
-            return call(pool, query, spec)
+            attended = call(pool, query, spec)
+        else:
+            with self._kv_read(call.tokens_read(spec.window) * self._cache.token_bytes):
+                attended = call(pool, query, spec)
+        return attended[..., : spec.latent_dim] if spec.latent_dim else attended
 
 
 class _Kind(Enum):

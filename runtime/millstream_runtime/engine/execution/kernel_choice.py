@@ -72,9 +72,9 @@ def choose_kernels(
     )
 
 
-def choose_decodes(shape: ModelConfig, dtype: torch.dtype, problem: str | None) -> KernelChoice:
+def choose_decodes(dtype: torch.dtype, problem: str | None) -> KernelChoice:
     """What computes the attention of decodes on a CPU. `problem`: why the compiled kernel cannot be used at all."""
-    why = problem or compiled_decodes.unsupported(shape.kv_shape[0], dtype)
+    why = problem or compiled_decodes.unsupported(dtype)
     if why is None:
         return KernelChoice(DECODES, Backend.NUMBA, "the kernel takes this model")
     return KernelChoice(DECODES, Backend.TORCH, why)

@@ -252,7 +252,7 @@ def _choose_kernels(
     attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
-    return (choose_decodes(shape, dtype, shard_config.policy.decode_problem), *chosen)
+    return (choose_decodes(dtype, shard_config.policy.decode_problem), *chosen)
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:
