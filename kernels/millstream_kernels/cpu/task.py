@@ -1,7 +1,7 @@
 """What the decode kernel is given: numbers of 64 bits, one after another. Readable without numba and torch.
 
-A *unit* is one row and one group of query heads, which share a head of keys: unit `group * rows + row`. Threads share the
-units.
+A *unit* is one row and one group of query heads, which share a head of keys: unit `group * rows + row`. Units are
+shared out among threads.
 """
 
 from __future__ import annotations
