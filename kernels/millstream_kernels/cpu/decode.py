@@ -118,7 +118,7 @@ class PagedDecodes:
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = numbers.data_ptr(), pool.data_ptr(), output.data_ptr()
         task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
-        self._code.run(call.address, call.num_parts)
+        self._code.run("paged_decode", call.address, call.num_parts)
         return output.to(query.dtype)
 
     def _prepared(self, query: Tensor, pool: Tensor, layer: _Layer) -> _Call:

@@ -345,7 +345,7 @@ def _change(folder: Path, **fields: object) -> None:
     ("damage", "problem"),
     [
         (shutil.rmtree, "no kernels are compiled for a CPU: .*No such file"),
-        (_damage_code, "paged_decode.o is damaged: its SHA-256"),
+        (_damage_code, "kernels.o is damaged: its SHA-256"),
         (lambda folder: (folder / code_folder.OBJECT).unlink(), "no kernels are compiled for a CPU"),
         (lambda folder: (folder / code_folder.INDEX).write_text("{"), "index.json is damaged"),
         (lambda folder: (folder / code_folder.INDEX).write_text("[]"), "index.json is damaged"),
