@@ -253,8 +253,8 @@ def _choose_kernels(
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
     compiled = choose_compiled(shape, dtype, stored, shard_config.policy.decode_problem)
-    if execution.backend is Backend.TORCH:
-        compiled = compiled[:1]
+    if execution.backend is Backend.TORCH or execution.recorder is not None:
+        compiled = compiled[:1]  # a graph holds operations of torch; decodes of a replayed step have their own attention
     replaced = {choice.part for choice in compiled}
     return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 
