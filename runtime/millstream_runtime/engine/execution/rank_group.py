@@ -254,7 +254,7 @@ def _choose_kernels(
         return chosen
     compiled = choose_compiled(shape, dtype, stored, shard_config.policy.decode_problem)
     if execution.backend is Backend.TORCH or execution.recorder is not None:
-        compiled = compiled[:1]  # a graph holds operations of torch; decodes of a replayed step have their own attention
+        compiled = compiled[:1]  # a graph holds operations of torch, and a replayed decode has attention of its own
     replaced = {choice.part for choice in compiled}
     return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 
