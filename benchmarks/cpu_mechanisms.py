@@ -34,14 +34,12 @@ from benchmarks.cpu_workloads import (
     MAX_NUM_SEQS,
     Sample,
     Size,
-    fill_prefix_cache,
     run_workload,
 )
 from benchmarks.shapes import LARGER
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.cpu import warm_up
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.models.registry import load_model_config
 
 RESULT = Path(__file__).parent / "results" / "cpu_mechanisms.json"
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"
@@ -49,7 +47,6 @@ ON, OFF = "on", "off"
 SAMPLES_PER_PROCESS = 2
 SIZES = (Size(160, 40, 4, decode_threads=1), Size(24, 8, 1, decode_threads=2))  # about half a second, on two cores
 MOST_DECODE_TOKENS = 32
-FULL_CACHE_TOKENS = 12_000  # of a pool that is to be full soon
 
 
 @dataclass
@@ -71,15 +68,10 @@ def make_engine(folder: str, mechanism: Mechanism, decode_threads: int = 1) -> E
         "max_num_seqs": MAX_NUM_SEQS,
         **mechanism.config,
     }
-    if mechanism.fills_cache:
-        shape = load_model_config(Path(folder))
-        fields["kv_cache_memory_bytes"] = FULL_CACHE_TOKENS * shape.kv_bytes_per_token(4)
     config = RuntimeConfig(model=folder, served_model_name="bench", device=Device.CPU, **fields)
     engine = Engine(config, lambda phase, message: None)
     with patch.object(warm_up, "measure_threads", lambda steps, all_threads: ((MOST_DECODE_TOKENS, decode_threads),)):
         engine.warm_up()
-    if mechanism.fills_cache:
-        fill_prefix_cache(engine, random.Random(3))
     return engine
 
 

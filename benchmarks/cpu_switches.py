@@ -15,12 +15,10 @@ from torch import Tensor
 
 from millstream_runtime.engine.cpu import decode_kernel, freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
-from millstream_runtime.engine.execution import model_runner
+from millstream_runtime.engine.execution import model_runner, rank_kernels
 from millstream_runtime.engine.sampling import sampler
-from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.models.cpu import linear, two_layouts
 from millstream_runtime.models.cpu.linear import CpuLayout
-from millstream_runtime.models.layers.norm import ByLength
 
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -33,7 +31,6 @@ class Mechanism:
         off: holds while the engine without the mechanism is made and whenever it computes.
         given: holds for both engines: where the mechanism is used at all.
         config: fields of RuntimeConfig for both engines.
-        fills_cache: whether the prefix cache fills the pool before the clock starts.
         environment_off: variables of a process without the mechanism.
         per_process: each engine has a process of its own, because the setting belongs to the process.
         once: workloads whose first run in a process is what counts.
@@ -44,7 +41,6 @@ class Mechanism:
     off: Switch = nullcontext
     given: Switch = nullcontext
     config: Mapping[str, Any] = field(default_factory=dict)
-    fills_cache: bool = False
     environment_off: Mapping[str, str] = field(default_factory=dict)
     per_process: bool = False
     once: tuple[str, ...] = ()
@@ -82,11 +78,6 @@ def no_split() -> AbstractContextManager[Any]:
 def no_split_of_one_row() -> AbstractContextManager[Any]:
     """The same for weights with a second layout."""
     return patch.object(two_layouts, "LEAST_PART_ELEMENTS", 1 << 62)
-
-
-def no_regions() -> AbstractContextManager[Any]:
-    """Blocks are taken wherever they are free, as in a pool without regions of rows."""
-    return patch.object(BlockManager, "_next_place", lambda self, sequence, row: None)
 
 
 def no_thread_choice() -> AbstractContextManager[Any]:
@@ -127,11 +118,6 @@ def no_decodes_in_warm_up() -> AbstractContextManager[Any]:
     return patch.object(warm_up, "run_decodes_of_every_number", lambda steps: None)
 
 
-def torch_norm() -> AbstractContextManager[Any]:
-    """torch's own RMS norm."""
-    return patch.object(ByLength, "of", lambda weight, eps: None)
-
-
 def torch_argmax() -> AbstractContextManager[Any]:
     """torch's argmax for greedy tokens."""
     return patch.object(model_runner, "greedy", lambda logits: sampler.greedy_on_device(logits).tolist())
@@ -142,32 +128,24 @@ def no_compiled_decodes() -> AbstractContextManager[Any]:
     return patch.object(decode_kernel, "load", lambda: (None, "it is off"))
 
 
+def torch_layers() -> AbstractContextManager[Any]:
+    """Norms, gates and rotations by torch, as on a CPU without AVX2."""
+    return patch.object(rank_kernels, "compiled_layers", lambda choices, code: None)
+
+
 MECHANISMS = (
     Mechanism("compiled decodes", ("decode-1", "decode-1-long", "decode-16"), no_compiled_decodes),
     Mechanism("compiled decodes, 64 at once", ("decode-64-mixed",), no_compiled_decodes, config={"max_num_seqs": 64}),
+    Mechanism("compiled layers", ("decode-1", "decode-16", "prefill-512", "mixed"), torch_layers),
+    Mechanism("compiled layers, 64 at once", ("decode-64-mixed",), torch_layers, config={"max_num_seqs": 64}),
     Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),
     Mechanism("second layout", ("decode-16", "prefill-512", "mixed"), no_second_layout),
     Mechanism("second layout, float32 checkpoint", ("decode-1", "decode-16"), no_second_layout, given=no_half),
     Mechanism("split product of one row", ("decode-1",), no_split_of_one_row, given=no_half),
     Mechanism("split product, no room for copies", ("decode-1",), no_split, given=no_copies),
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
-    Mechanism(
-        "regions and strided views",
-        ("decode-1-long", "decode-16", "prefill-512"),
-        no_regions,
-        given=no_compiled_decodes,
-    ),
-    Mechanism(
-        "regions, prefix cache full",
-        ("decode-16",),
-        no_regions,
-        given=no_compiled_decodes,
-        config={"enable_prefix_caching": True},
-        fills_cache=True,
-    ),
     Mechanism("threads by size of step", ("decode-1", "decode-16"), no_thread_choice),
     Mechanism("threads by bytes of attention", ("decode-1-long", "decode-16"), no_attention_threads),
-    Mechanism("RMS norm in four operations", ("decode-1", "decode-16", "prefill-512"), torch_norm),
     Mechanism("numpy's argmax", ("decode-1", "decode-16"), torch_argmax),
     Mechanism(
         "small pages of the KV pool",

@@ -146,18 +146,6 @@ def drain(engine: Engine, rng: random.Random) -> Sample:
     return timed(run)
 
 
-def fill_prefix_cache(engine: Engine, rng: random.Random) -> None:
-    """Until every block of the pool holds a cached prefix or is held."""
-    blocks = engine._blocks
-    while blocks._pool.free:
-        before = len(blocks._pool.free)
-        for _ in range(MAX_NUM_SEQS):
-            add(engine, rng, 257, 1)
-        finish(engine)
-        if len(blocks._pool.free) >= before:
-            return
-
-
 def run_workload(name: str, engine: Engine, rng: random.Random, size: Size) -> Sample:
     """One sample; the engine is idle before and after."""
     match name:

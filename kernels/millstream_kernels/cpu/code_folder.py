@@ -1,7 +1,7 @@
 """The folder of machine code for CPUs, which lies beside this file. Readable without torch, numba and llvmlite.
 
     index.json            format, the kind of CPU, what compiled it, the SHA-256 of the sources and of the object file
-    paged_decode.o        an ELF object file
+    kernels.o             an ELF object file
 
 `hack.kernels.prebuild_cpu` writes it: `make venv` in a checkout, `make images` for the runtime image.
 """
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMAT = 1
-INDEX, OBJECT = "index.json", "paged_decode.o"
+INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
-SOURCES = ("paged_decode.py", "task.py")
+SOURCES = ("elementwise.py", "intrinsics.py", "paged_decode.py", "task.py")
 MAX_BYTES = 4 << 20
 # What every x86-64-v3 has and the code may use: most CPUs since 2013 to 2015 (x86-64 psABI, microarchitecture levels).
 X86_64_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
@@ -72,7 +72,7 @@ def read_for_any_machine(folder: Path) -> bytes:
 
 
 def sources_sha256() -> str:
-    """Of the kernel's sources, as they lie beside this file."""
+    """Of the kernels' sources, as they lie beside this file."""
     return hashlib.sha256(b"\0".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Attention of decodes over paged keys and values on a CPU, in float32, one query per row.
+"""Attention of decodes over paged keys and values on a CPU, computed in float32, one query per row.
 
     score(t)  = scale * q . k(t)                      for the tokens t that the row sees; capped if asked for
     weight(t) = exp(score(t) - m) / sum of the same   m: the largest score
@@ -6,6 +6,7 @@
 
 Work: 4 * H * D * L operations per row; 8 * KV * D * L bytes of keys and values, read once, block by block, wherever the
 blocks lie. A row's sums are in the order of its tokens and know no other row: it has one result, whatever its company.
+A latent key (MLA) is one head for all queries, and its first numbers are the value.
 
 What made it quick, in this order: keys and values of four tokens at a time, so that a query's numbers, and those of the
 output, are loaded once for four; an exponential that is vectorized (a polynomial, as in Cephes' expf); heads outside,
@@ -18,117 +19,67 @@ raises nothing, since its caller is no Python.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 
+from millstream_kernels.cpu.intrinsics import (
+    OPTIONS,
+    SIGNATURE,
+    bytes_at,
+    exp,
+    float32s,
+    half,
+    int32s,
+    int64s,
+    single,
+    uint16s,
+)
 from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
 
-# Sums may be reordered, for they are vectors; NaN and infinities keep their meaning, for a caller looks for them.
-REORDERED = {"reassoc", "contract", "arcp", "nsz"}
-OPTIONS: dict[str, Any] = {"fastmath": REORDERED, "error_model": "numpy", "boundscheck": False}
-SIGNATURE = types.void(types.CPointer(types.int64), types.int64, types.int64)
-
-LOG2_E = np.float32(1.4426950408889634)
-LEAST_EXPONENT = np.float32(-126.0)  # 2 ** -126 is the smallest normal float32; a weight below it is as good as none
-# 2 ** x for -0.5 <= x <= 0.5, from Cephes (S. Moshier): relative error 2e-7.
-EXP2 = tuple(
-    np.float32(one)
-    for one in (
-        1.535336188319500e-4,
-        1.339887440266574e-3,
-        9.618437357674640e-3,
-        5.550332471162809e-2,
-        2.402264791363012e-1,
-        6.931472028550421e-1,
-        1.0,
-    )
-)
-
-FP8_SHIFT = np.float32(2.0**120)
+FP8_SHIFT, FLOAT16_SHIFT = np.float32(2.0**120), np.float32(2.0**112)
 # Plain integers: numba takes globals for constants, but no members of an enumeration.
 _QUERY, _POOL, _OUTPUT, _BLOCKS, _STARTS, _LENGTHS, _CUTS, _SCRATCH = (field.value for field in list(Field)[:8])
-_SCALES, _FORMAT, _ROWS, _KV_HEADS, _GROUP, _HEAD_SIZE = (field.value for field in list(Field)[8:14])
-_SLOTS, _BLOCK_SIZE, _WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:])
-_FLOAT32, _INT8 = Format.FLOAT32.value, Format.INT8.value
-
-
-def _pointer_to(kind: Any) -> Any:
-    """An intrinsic that takes an address for a pointer to numbers of that kind."""
-
-    @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(address), code
-
-    return pointer
-
-
-_float32s, _int32s, _int64s = _pointer_to(types.float32), _pointer_to(types.int32), _pointer_to(types.int64)
-_bytes, _uint16s = _pointer_to(types.uint8), _pointer_to(types.uint16)
-
-
-def _float32_of_bits(half: bool) -> Any:
-    """An intrinsic: the float32 whose bits these are, or that of a float16's bits."""
-
-    @intrinsic
-    def number(typing_context: Any, bits: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            if half:
-                return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-            return builder.bitcast(arguments[0], ir.FloatType())
-
-        return types.float32(types.uint16 if half else types.uint32), code
-
-    return number
-
-
-_half, _single = _float32_of_bits(half=True), _float32_of_bits(half=False)
+_SCALES, _FORMAT, _ROWS, _GROUPS, _GROUP, _HEAD_SIZE = (field.value for field in list(Field)[8:14])
+_SLOTS, _BLOCK_SIZE, _WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:21])
+_KEY_HEADS, _VALUE_HEADS, _VALUE_SIZE = (field.value for field in list(Field)[21:])
+_FLOAT32, _INT8, _FP8, _BFLOAT16 = (form.value for form in list(Format)[:4])
 
 
 @njit(**OPTIONS)
-def _exp(x):
-    """e ** x of a float32 that is not above 0."""
-    exponent = x * LOG2_E
-    exponent = LEAST_EXPONENT if exponent < LEAST_EXPONENT else exponent  # NaN stays NaN, which max() would lose
-    whole = np.floor(exponent + np.float32(0.5))
-    rest = exponent - whole
-    power = EXP2[0]
-    power = power * rest + EXP2[1]
-    power = power * rest + EXP2[2]
-    power = power * rest + EXP2[3]
-    power = power * rest + EXP2[4]
-    power = power * rest + EXP2[5]
-    power = power * rest + EXP2[6]
-    return power * _single(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
-
-
-@njit(**OPTIONS)
-def _dequantize(codes, scales, head_scales, form, head, start, dim, block, count):
+def _to_float32(codes, halves, scales, head_scales, form, head, start, dim, block, count):
     """Make `count` neighbouring slots of a head float32 in `block` `[count * dim]`. `start`: the first slot, of all.
 
-    An e4m3 code shifted to the places of a float32's fields is its number / 2 ** 120, also where it is subnormal.
+    A bfloat16 is the upper half of a float32. An e4m3 code shifted to the places of a float32's fields is its number /
+    2 ** 120, a float16 its number / 2 ** 112, also where they are subnormal. Each form is a loop of vectors.
     """
-    if form == _INT8:
+    numbers = halves[start * dim : (start + count) * dim]
+    if form == _BFLOAT16:
+        for i in range(count * dim):
+            block[i] = single(np.uint32(numbers[i]) << np.uint32(16))
+    elif form == _INT8:
         for token in range(count):
-            scale = _half(scales[start + token])
+            scale = half(scales[start + token])
             own = codes[(start + token) * dim : (start + token + 1) * dim]
             into = block[token * dim : (token + 1) * dim]
             for i in range(dim):
                 into[i] = np.float32(np.int8(own[i])) * scale
-    else:
+    elif form == _FP8:
         scale = head_scales[head]
         own = codes[start * dim : (start + count) * dim]
         for i in range(count * dim):
             size = np.uint32(own[i] & np.uint8(0x7F))
             sign = np.uint32(own[i] & np.uint8(0x80)) << np.uint32(24)
-            number = _single((size << np.uint32(20)) | sign) * FP8_SHIFT
+            number = single((size << np.uint32(20)) | sign) * FP8_SHIFT
             block[i] = (np.float32(np.nan) if size == np.uint32(0x7F) else number) * scale
+    else:
+        for i in range(count * dim):
+            size = np.uint32(numbers[i] & np.uint16(0x7FFF))
+            sign = np.uint32(numbers[i] & np.uint16(0x8000)) << np.uint32(16)
+            bits = (size << np.uint32(13)) | sign
+            if size >= np.uint32(0x7C00):  # infinity or NaN
+                block[i] = single(bits | np.uint32(0x7F800000))
+            else:
+                block[i] = single(bits) * FLOAT16_SHIFT
 
 
 @njit(**OPTIONS)
@@ -167,28 +118,31 @@ def _score(query, keys, scores, group, dim, width, column, num_tokens):
 
 
 @njit(**OPTIONS)
-def _weigh(values, weights, sums, group, dim, width, column, num_tokens):
-    """Add weight times value of `num_tokens` tokens of a block to `sums` `[group * dim]`."""
+def _weigh(values, weights, sums, group, dim, size, width, column, num_tokens):
+    """Add weight times value of `num_tokens` tokens of a block to `sums` `[group * size]`.
+
+    A value is the first `size` of a token's `dim` numbers.
+    """
     token = 0
     while token + 4 <= num_tokens:
-        first = values[token * dim : (token + 1) * dim]
-        second = values[(token + 1) * dim : (token + 2) * dim]
-        third = values[(token + 2) * dim : (token + 3) * dim]
-        fourth = values[(token + 3) * dim : (token + 4) * dim]
+        first = values[token * dim : token * dim + size]
+        second = values[(token + 1) * dim : (token + 1) * dim + size]
+        third = values[(token + 2) * dim : (token + 2) * dim + size]
+        fourth = values[(token + 3) * dim : (token + 3) * dim + size]
         for head in range(group):
             place = head * width + column + token
             weight1, weight2 = weights[place], weights[place + 1]
             weight3, weight4 = weights[place + 2], weights[place + 3]
-            own = sums[head * dim : (head + 1) * dim]
-            for i in range(dim):
+            own = sums[head * size : (head + 1) * size]
+            for i in range(size):
                 own[i] += (weight1 * first[i] + weight2 * second[i]) + (weight3 * third[i] + weight4 * fourth[i])
         token += 4
     while token < num_tokens:
-        first = values[token * dim : (token + 1) * dim]
+        first = values[token * dim : token * dim + size]
         for head in range(group):
             weight1 = weights[head * width + column + token]
-            own = sums[head * dim : (head + 1) * dim]
-            for i in range(dim):
+            own = sums[head * size : (head + 1) * size]
+            for i in range(size):
                 own[i] += weight1 * first[i]
         token += 1
 
@@ -198,7 +152,7 @@ def _cap(scores, count, softcap):
     """Make `scores[:count]` softcap * tanh(score / softcap). tanh(x) is (1 - e ** -2x) / (1 + e ** -2x)."""
     for i in range(count):
         score = scores[i]
-        power = _exp(np.float32(-2) * abs(score) / softcap)
+        power = exp(np.float32(-2) * abs(score) / softcap)
         capped = softcap * (np.float32(1) - power) / (np.float32(1) + power)
         scores[i] = -capped if score < np.float32(0) else capped
 
@@ -213,7 +167,7 @@ def _weights(scores, count, softcap):
         largest = scores[i] if scores[i] > largest else largest
     total = np.float32(0)
     for i in range(count):
-        weight = _exp(scores[i] - largest)
+        weight = exp(scores[i] - largest)
         scores[i] = weight
         total += weight
     inverse = np.float32(1) / total
@@ -225,55 +179,59 @@ def _weights(scores, count, softcap):
 def paged_decode(task, part, step):
     """Compute the parts `part`, `part + step`, .. of a task; see `task.Field`."""
     fields = carray(task, NUM_FIELDS)
-    rows, heads, group, dim = fields[_ROWS], fields[_KV_HEADS], fields[_GROUP], fields[_HEAD_SIZE]
+    rows, groups, group, dim = fields[_ROWS], fields[_GROUPS], fields[_GROUP], fields[_HEAD_SIZE]
     block_size, slots, window, form = fields[_BLOCK_SIZE], fields[_SLOTS], fields[_WINDOW], fields[_FORMAT]
     width, parts, blocks = fields[_SCORES], fields[_PARTS], fields[_BLOCKS]
+    key_heads, value_heads, size = fields[_KEY_HEADS], fields[_VALUE_HEADS], fields[_VALUE_SIZE]
     scale = np.float32(np.int64(fields[_SCALE]).view(np.float64))
     softcap = np.float32(np.int64(fields[_SOFTCAP]).view(np.float64))
-    cuts = carray(_int64s(fields[_CUTS]), parts + 1)
-    starts, lengths = carray(_int64s(fields[_STARTS]), rows), carray(_int64s(fields[_LENGTHS]), rows)
-    numbers = group * dim  # of a unit's query
-    queries = carray(_float32s(fields[_QUERY]), rows * heads * numbers)
-    outputs = carray(_float32s(fields[_OUTPUT]), rows * heads * numbers)
-    pool_size = 2 * heads * slots * dim
-    pool, codes = carray(_float32s(fields[_POOL]), pool_size), carray(_bytes(fields[_POOL]), pool_size)
-    slot_scales = carray(_uint16s(fields[_SCALES]), 2 * heads * slots)
-    head_scales = carray(_float32s(fields[_SCALES]), 2 * heads)
+    cuts = carray(int64s(fields[_CUTS]), parts + 1)
+    starts, lengths = carray(int64s(fields[_STARTS]), rows), carray(int64s(fields[_LENGTHS]), rows)
+    numbers, results = group * dim, group * size  # of a unit's query, and of its output
+    queries = carray(float32s(fields[_QUERY]), rows * groups * numbers)
+    outputs = carray(float32s(fields[_OUTPUT]), rows * groups * results)
+    pool_heads = key_heads + value_heads
+    pool_size = pool_heads * slots * dim
+    pool, codes = carray(float32s(fields[_POOL]), pool_size), carray(bytes_at(fields[_POOL]), pool_size)
+    halves = carray(uint16s(fields[_POOL]), pool_size)
+    slot_scales = carray(uint16s(fields[_SCALES]), pool_heads * slots)
+    head_scales = carray(float32s(fields[_SCALES]), pool_heads)
     scratch_size = group * (width + 2 * dim) + block_size * dim
-    scratches = carray(_float32s(fields[_SCRATCH]), parts * scratch_size)
+    scratches = carray(float32s(fields[_SCRATCH]), parts * scratch_size)
     while part < parts:
         scratch = scratches[part * scratch_size : (part + 1) * scratch_size]
         scores, scaled = scratch[: group * width], scratch[group * width :][:numbers]
-        sums, block = scratch[group * width + numbers :][:numbers], scratch[group * width + 2 * numbers :]
+        sums, block = scratch[group * width + numbers :][:results], scratch[group * width + 2 * numbers :]
         for unit in range(cuts[part], cuts[part + 1]):
-            head, row = unit // rows, unit % rows
+            own, row = unit // rows, unit % rows
             length = lengths[row]
             first = max(0, length - window) if window > 0 else 0
-            table = carray(_int32s(blocks + 4 * starts[row]), -(-length // block_size))
-            place = (row * heads + head) * numbers
+            table = carray(int32s(blocks + 4 * starts[row]), -(-length // block_size))
+            place = row * groups + own
             for i in range(numbers):
-                scaled[i] = queries[place + i] * scale
+                scaled[i] = queries[place * numbers + i] * scale
+            for i in range(results):
                 sums[i] = np.float32(0)
             for are_values in range(2):
-                of_head = heads * are_values + head
+                of_head = value_heads * are_values + own * key_heads // groups
                 token = first
                 while token < length:
                     inside = token % block_size
                     count = min(block_size - inside, length - token)
                     start = of_head * slots + np.int64(table[token // block_size]) * block_size + inside
                     if form != _FLOAT32:
-                        _dequantize(codes, slot_scales, head_scales, form, of_head, start, dim, block, count)
+                        _to_float32(codes, halves, slot_scales, head_scales, form, of_head, start, dim, block, count)
                         run = block
                     else:
                         run = pool[start * dim : (start + count) * dim]
                     if are_values:
-                        _weigh(run, scores, sums, group, dim, width, token - first, count)
+                        _weigh(run, scores, sums, group, dim, size, width, token - first, count)
                     else:
                         _score(scaled, run, scores, group, dim, width, token - first, count)
                     token += count
                 if not are_values:
                     for member in range(group):
                         _weights(scores[member * width : (member + 1) * width], length - first, softcap)
-            for i in range(numbers):
-                outputs[place + i] = sums[i]
+            for i in range(results):
+                outputs[place * results + i] = sums[i]
         part += step

@@ -1,6 +1,7 @@
-"""What the decode kernel is given: numbers of 64 bits, one after another. Readable without numba and torch.
+"""What kernels for a CPU are given: numbers of 64 bits, one after another. Readable without numba and torch.
 
-A *unit* is one row and one head of keys and values: unit `head * rows + row`. Units are shared out among threads.
+In `Field`, a *unit* is one row and one group of query heads, which share a head of keys: unit `group * rows + row`.
+Threads share the units.
 """
 
 from __future__ import annotations
@@ -9,29 +10,31 @@ from enum import IntEnum
 
 
 class Format(IntEnum):
-    """How keys and values are stored: `number = code * scale`."""
+    """How keys and values are stored: as they are, or as codes, `number = code * scale`."""
 
-    FLOAT32 = 0  # as they are
+    FLOAT32 = 0
     INT8 = 1  # int8, a float16 scale per head and slot
     FP8 = 2  # float8_e4m3fn, a float32 scale per head
+    BFLOAT16 = 3
+    FLOAT16 = 4
 
 
 class Field(IntEnum):
     """Place of a number. The first are addresses of contiguous memory."""
 
-    QUERY = 0  # float32 [rows, KV, group, D]
-    POOL = 1  # of FORMAT, [2 * KV, slots, D]: the heads of the keys, then of the values
-    OUTPUT = 2  # float32 [rows, KV, group, D]
+    QUERY = 0  # float32 [rows, GROUPS, GROUP, D]
+    POOL = 1  # of FORMAT, [pool heads, slots, D]: keys, then values; keys alone where VALUE_HEADS is 0
+    OUTPUT = 2  # float32 [rows, GROUPS, GROUP, VALUE_SIZE]
     BLOCKS = 3  # int32: the block tables of all rows, one after another
     STARTS = 4  # int64 [rows]: where a row's table begins
     LENGTHS = 5  # int64 [rows]: tokens in the cache, the row's own included
     CUTS = 6  # int64 [PARTS + 1]: the first unit of each part, and the end
-    SCRATCH = 7  # float32 [PARTS, group * (SCORES + 2 * D) + BLOCK_SIZE * D]
-    SCALES = 8  # of FORMAT: float16 [2 * KV, slots] or float32 [2 * KV]
+    SCRATCH = 7  # float32 [PARTS, GROUP * (SCORES + 2 * D) + BLOCK_SIZE * D]
+    SCALES = 8  # of FORMAT: float16 [pool heads, slots] or float32 [pool heads]; else 0
     FORMAT = 9
     ROWS = 10
-    KV_HEADS = 11
-    GROUP = 12
+    GROUPS = 11
+    GROUP = 12  # query heads of a group
     HEAD_SIZE = 13
     SLOTS = 14
     BLOCK_SIZE = 15
@@ -40,8 +43,75 @@ class Field(IntEnum):
     PARTS = 18  # that threads take, one after another
     SCALE = 19  # on query times key; a float64
     SOFTCAP = 20  # a float64: scores become softcap * tanh(scores / softcap); 0: they stay
+    KEY_HEADS = 21  # of the pool; GROUPS / KEY_HEADS neighbouring groups share one
+    VALUE_HEADS = 22  # of the pool: as many, behind the keys; 0: a key is the value too (MLA)
+    VALUE_SIZE = 23  # first numbers of such a head that are the value: D, or fewer
 
 
 NUM_FIELDS = len(Field)
-# Functions of the machine code. Both take the task's address; the first is called by each thread of an OpenMP team.
-IN_TEAM, ALONE = "millstream_paged_decode", "millstream_paged_decode_alone"
+
+
+class NormField(IntEnum):
+    """Of `rms_norm`. Here and below the first are addresses of contiguous memory."""
+
+    X = 0  # float32 [ROWS, SIZE]
+    WEIGHT = 1  # float32 [SIZE]
+    OUT = 2  # float32 [ROWS, SIZE]
+    ROWS = 3
+    SIZE = 4
+    EPS = 5  # a float64
+
+
+class ActivationKind(IntEnum):
+    SILU = 0
+    GELU_TANH = 1
+
+
+class GateField(IntEnum):
+    """Of `gated_activation`."""
+
+    X = 0  # float32 [ROWS, 2 * SIZE]: gates, then ups
+    OUT = 1  # float32 [ROWS, SIZE]
+    ROWS = 2
+    SIZE = 3
+    KIND = 4  # an ActivationKind
+
+
+class RopeField(IntEnum):
+    """Of `rope_kv_write`."""
+
+    QKV = 0  # float32 [TOKENS, HEADS + 2 * KV_HEADS, HEAD_SIZE]
+    QUERY = 1  # float32 [TOKENS, HEADS, HEAD_SIZE]
+    POOL = 2  # float32 [2 * KV_HEADS, POOL_SLOTS, HEAD_SIZE]: keys, then values
+    COS = 3  # float32 [NUM_ANGLES, PAIRS]
+    SIN = 4  # float32 [NUM_ANGLES, PAIRS]
+    POSITIONS = 5  # int64 [TOKENS]: rows of the angles
+    SLOTS = 6  # int64 [TOKENS]
+    HEAD_WEIGHT = 7  # float32 [HEADS + KV_HEADS, HEAD_SIZE], of norms; 0: there are none
+    TOKENS = 8
+    HEADS = 9
+    KV_HEADS = 10
+    HEAD_SIZE = 11
+    PAIRS = 12  # of numbers that turn: half of the rotary size
+    POOL_SLOTS = 13
+    NUM_ANGLES = 14
+    EPS = 15  # a float64
+
+
+# By the name of each kernel, where it is: a module of this package. The function has the same name.
+KERNELS = {
+    "paged_decode": "paged_decode",
+    "rms_norm": "elementwise",
+    "gated_activation": "elementwise",
+    "rope_kv_write": "elementwise",
+}
+
+
+def in_team(kernel: str) -> str:
+    """The function of the machine code that each thread of an OpenMP team calls with the task's address."""
+    return f"millstream_{kernel}"
+
+
+def alone(kernel: str) -> str:
+    """The function that one thread calls with it."""
+    return f"millstream_{kernel}_alone"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, AcceptanceRule, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.ending import Ending
@@ -12,7 +14,7 @@ from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, b
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup
-from millstream_runtime.engine.kernel_backends import Backend
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.engine.request import EngineStats
@@ -51,8 +53,16 @@ def make_blocks(config: RuntimeConfig, loaded: LoadedModel, model: ModelConfig, 
         lookahead_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         prefix_root=root,
-        has_regions=backend_of(ATTENTION_PARTS[0], loaded.kernels) is Backend.TORCH,  # the kernels read block tables
+        has_regions=has_regions(loaded.kernels, loaded.forward.device),
     )
+
+
+def has_regions(kernels: tuple[KernelChoice, ...], device: torch.device) -> bool:
+    """Whether rows have regions of the pool: on GPUs whose attention is torch's, FlashAttention in place above all.
+
+    Our kernels read block tables. On a CPU they gained nothing for prompts, and there is a kernel for decodes.
+    """
+    return device.type != "cpu" and backend_of(ATTENTION_PARTS[0], kernels) is Backend.TORCH
 
 
 def make_runner(

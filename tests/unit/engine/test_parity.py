@@ -109,12 +109,12 @@ def test_preemption_changes_no_token(write_model: WriteModel, make_engine: MakeE
 
 
 def test_scattered_blocks_change_no_token(write_model: WriteModel, make_engine: MakeEngine) -> None:
-    """Sequences that outgrow their homes are gathered instead of viewed; prompts long enough to need both."""
+    """Sequences that outgrow their regions, as rows have them on a GPU; prompts long enough to need both."""
     folder = write_model()
     prompts = prompts_of(199, [70, 9, 80, 33])
     expected = reference_answers(folder, prompts)
     engine = make_engine(folder, max_num_seqs=8, max_num_batched_tokens=32)
-    shrink_pool(engine, num_blocks=32)  # homes of 4 blocks = 64 tokens
+    shrink_pool(engine, num_blocks=32)  # regions of 4 blocks = 64 tokens
     for request in requests_for(prompts, greedy(NEW_TOKENS)):
         engine.add_request(request)
     answers: dict[str, list[int]] = {str(index): [] for index in range(4)}

@@ -227,7 +227,7 @@ def test_logits_are_near_those_of_the_full_precision(
 SICK = "1"
 
 
-@pytest.mark.parametrize("is_scattered", [False, True], ids=["own region", "scattered"])
+@pytest.mark.parametrize("is_scattered", [False, True], ids=["as they come", "scattered"])
 @pytest.mark.parametrize("mode", ["plain", "overlapped", "replayed and overlapped", "in small chunks"])
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("model", MODELS)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,20 +32,32 @@ SCALE = 0.125
 
 
 class Rows:
-    """Rows whose blocks lie anywhere in a pool whose every other number is NaN."""
+    """Rows whose blocks lie anywhere in a pool whose every other number is NaN. `latent`: see `PagedDecodes.attend`."""
 
-    def __init__(self, lengths: list[int], heads: int, group: int, dim: int, block_size: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        lengths: list[int],
+        heads: int,
+        group: int,
+        dim: int,
+        block_size: int,
+        seed: int = 0,
+        *,
+        dtype: torch.dtype = torch.float32,
+        latent: int | None = None,
+    ) -> None:
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         counts = [-(-length // block_size) for length in lengths]
         places = [*range(sum(counts) + 3)]
         rng.shuffle(places)
-        self.lengths, self.block_size = lengths, block_size
+        self.lengths, self.block_size, self.latent = lengths, block_size, latent
+        pool_heads = 2 * heads if latent is None else heads
         self.tables = [[places.pop() for _ in range(count)] for count in counts]
-        self.pool = torch.full((2 * heads, (sum(counts) + 3) * block_size, dim), torch.nan)
+        self.pool = torch.full((pool_heads, (sum(counts) + 3) * block_size, dim), torch.nan, dtype=dtype)
         for row in range(len(lengths)):
-            numbers = torch.randn(2 * heads, lengths[row], dim, generator=generator)
-            self.pool[:, self.slots(row)] = numbers
-        self.query = torch.randn(len(lengths), heads, group, dim, generator=generator)
+            numbers = torch.randn(pool_heads, lengths[row], dim, generator=generator)
+            self.pool[:, self.slots(row)] = numbers.to(dtype)
+        self.query = torch.randn(len(lengths), heads, group, dim, generator=generator).to(dtype)
 
     def slots(self, row: int) -> list[int]:
         table, size = self.tables[row], self.block_size
@@ -56,13 +69,20 @@ class Rows:
     def together(self) -> PagedDecodes:
         return PagedDecodes(decode.load(), self.tables, self.lengths, self.block_size)
 
+    def attended(self, row: int | None = None, *, num_threads: int = 1, **layer: Any) -> Tensor:
+        """Of all rows, or of one that is alone."""
+        decodes = self.together() if row is None else self.alone(row)
+        query = self.query if row is None else self.query[row : row + 1]
+        return decodes.attend(query, self.pool, scale=SCALE, latent_size=self.latent, num_threads=num_threads, **layer)
+
     def expected(self, window: int | None, softcap: float | None) -> Tensor:
         """In float64, one row after another."""
         heads = self.query.shape[1]
         rows = []
         for row in range(len(self.lengths)):
             slots = self.slots(row)[-window:] if window else self.slots(row)
-            keys, values = self.pool[:heads, slots].double(), self.pool[heads:, slots].double()
+            keys = self.pool[:heads, slots].double()
+            values = self.pool[heads:, slots].double() if self.latent is None else keys[..., : self.latent]
             scores = self.query[row].double() @ keys.mT * SCALE
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -78,6 +98,8 @@ SHAPES = {
     "odd head size, blocks of one token": (2, 5, 7, 1),
     "blocks that are no multiple of four": (2, 2, 16, 6),
 }
+LATENTS = {"of two parts": (1, 16, 40, 16, 32), "the whole key": (1, 5, 7, 4, 7), "one number": (1, 3, 8, 6, 1)}
+HALVES = (torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -95,12 +117,44 @@ def test_rows_are_as_in_float64_wherever_their_blocks_lie(
         assert (attended - expected).abs().max() < 2e-6
 
 
-def test_a_row_has_one_result_in_any_company_and_with_any_number_of_threads() -> None:
-    rows = Rows([5, 700, 64, 1, 333], 4, 2, 64, 16)
-    together = rows.together().attend(rows.query, rows.pool, scale=SCALE, num_threads=2)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_16_bits_are_rounded_once_behind_sums_in_float32(
+    dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None
+) -> None:
+    rows = Rows([1, 2, 17, 100, 333], *shape, dtype=dtype)
+    attended = rows.attended(window=window, num_threads=2)
+    assert attended.dtype is dtype
+    expected = rows.expected(window, None)
+    assert ((attended - expected).abs() <= 2e-6 + torch.finfo(dtype).eps / 2 * expected.abs()).all()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("shape", LATENTS.values(), ids=LATENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_the_first_numbers_of_a_latent_key_are_the_value(
+    dtype: torch.dtype, shape: tuple[int, int, int, int, int], window: int | None
+) -> None:
+    *sizes, latent = shape
+    rows = Rows([1, 2, 17, 100, 333], *sizes, dtype=dtype, latent=latent)
+    expected = rows.expected(window, None)
+    for num_threads in (1, 2, 64):
+        attended = rows.attended(window=window, num_threads=num_threads)
+        assert attended.shape == (5, *sizes[:2], latent)
+        assert ((attended - expected).abs() <= 2e-6 + torch.finfo(dtype).eps / 2 * expected.abs()).all()
+
+
+@pytest.mark.parametrize("latent", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_a_row_has_one_result_in_any_company_and_with_any_number_of_threads(
+    dtype: torch.dtype, latent: int | None
+) -> None:
+    rows = Rows([5, 700, 64, 1, 333], 1 if latent else 4, 8, 64, 16, dtype=dtype, latent=latent)
+    together = rows.attended(num_threads=2)
     for row in range(5):
-        alone = rows.alone(row).attend(rows.query[row : row + 1], rows.pool, scale=SCALE)
-        assert torch.equal(alone[0], together[row])
+        for num_threads in (1, 4, 64):  # more than there are heads of keys
+            assert torch.equal(rows.attended(row, num_threads=num_threads)[0], together[row])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -115,6 +169,16 @@ def test_a_number_that_is_not_finite_is_seen_in_its_own_row_and_in_no_other(bad:
         assert not after[1, 0].isfinite().all()
     expected = rows.expected(None, None)[1].float()
     assert torch.equal(after[1].isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize("place", [3, 30], ids=["value", "rotated part of the key"])
+def test_a_latent_number_that_is_not_finite_is_seen_in_its_own_row_and_in_no_other(place: int) -> None:
+    rows = Rows([40, 50, 60], 1, 4, 32, 16, latent=24)
+    before = rows.attended()
+    rows.pool[0, rows.slots(1)[7], place] = torch.nan
+    after = rows.attended()
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert after[1].isnan().all()
 
 
 def test_scores_of_any_size_give_weights_that_sum_to_one() -> None:
@@ -167,6 +231,17 @@ def test_every_code_of_8_bits_is_read_right() -> None:
     assert torch.equal(of_int8, signed.flatten().float() * scales[0].float())
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_number_of_16_bits_is_read_right(dtype: torch.dtype) -> None:
+    """Infinities, NaN and subnormal numbers included."""
+    numbers = torch.arange(1 << 16).to(torch.uint16).view(dtype)
+    decodes = PagedDecodes(decode.load(), [[number] for number in range(1 << 16)], [1] * (1 << 16), 1)
+    pool = torch.stack((torch.zeros_like(numbers), numbers)).unsqueeze(-1)
+    read = decodes.attend(torch.ones(1 << 16, 1, 1, 1), pool, scale=1.0).flatten()
+    limits = {"nan": 1e39, "posinf": 2e38, "neginf": -2e38}
+    assert torch.equal(read.double().nan_to_num(**limits), numbers.double().nan_to_num(**limits))
+
+
 @pytest.mark.parametrize(
     ("dtype", "scales", "problem"),
     [
@@ -174,7 +249,8 @@ def test_every_code_of_8_bits_is_read_right() -> None:
         (torch.int8, torch.ones(4), "scales has the shape"),
         (torch.int8, torch.ones(4, 32), "scales is float32"),
         (torch.uint8, torch.ones(2), "scales has the shape"),
-        (torch.float32, torch.ones(4), "scales are given"),
+        (torch.float32, torch.ones(4), "scales are given, and the pool is float32"),
+        (torch.bfloat16, torch.ones(4), "scales are given, and the pool is bfloat16"),
         (torch.int8, torch.ones(32, 4, dtype=torch.float16).mT, "not contiguous"),
     ],
 )
@@ -184,6 +260,19 @@ def test_scales_that_do_not_fit_are_an_error(dtype: torch.dtype, scales: Tensor 
     decodes = PagedDecodes(decode.load(), [[0]], [3], 16)
     with pytest.raises(KernelArgumentError, match=problem):
         decodes.attend(rows.query, pool, scales, scale=SCALE)
+
+
+@pytest.mark.parametrize("latent", [0, 17])
+def test_a_value_that_is_no_part_of_its_key_is_an_error(latent: int) -> None:
+    rows = Rows([3, 4], 1, 2, 16, 16, latent=latent)
+    with pytest.raises(KernelArgumentError, match=f"latent_size is {latent}; a key has 16 numbers"):
+        rows.attended()
+
+
+def test_a_pool_with_values_of_their_own_has_no_latent() -> None:
+    rows = Rows([3, 4], 1, 2, 16, 16)
+    with pytest.raises(KernelArgumentError, match=r"pool has the shape \[2, 80, 16\]; \[1, any, 16\] is expected"):
+        rows.together().attend(rows.query, rows.pool, scale=SCALE, latent_size=8)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +345,7 @@ def _change(folder: Path, **fields: object) -> None:
     ("damage", "problem"),
     [
         (shutil.rmtree, "no kernels are compiled for a CPU: .*No such file"),
-        (_damage_code, "paged_decode.o is damaged: its SHA-256"),
+        (_damage_code, "kernels.o is damaged: its SHA-256"),
         (lambda folder: (folder / code_folder.OBJECT).unlink(), "no kernels are compiled for a CPU"),
         (lambda folder: (folder / code_folder.INDEX).write_text("{"), "index.json is damaged"),
         (lambda folder: (folder / code_folder.INDEX).write_text("[]"), "index.json is damaged"),

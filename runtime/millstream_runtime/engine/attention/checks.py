@@ -21,7 +21,6 @@ is that of its position: the last known token's and its depth.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import cached_property
@@ -32,7 +31,7 @@ from torch import Tensor
 
 from millstream_runtime.draft_tree import depths
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
-from millstream_runtime.engine.attention.decodes import SequenceTokens
+from millstream_runtime.engine.attention.decodes import SequenceTokens, attend_padded
 from millstream_runtime.engine.attention.masks import line_for, tree_mask
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, QUERIES_A_READING, KeptMasks
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values, queries_within
@@ -54,7 +53,6 @@ class CheckCall:
         self._parents = [chunk.parents for chunk in chunks]
         self.rows = slice(start, start + sum(self._num_queries))
         self._is_even = min(self._num_queries) == self._most_queries
-        self._reads_padding = not self._is_even or min(self._context_lens) < max(self._context_lens)
 
     def tokens_read(self, window: int | None) -> int:
         """The time that the call takes, as tokens that a decode would read in it."""
@@ -62,12 +60,13 @@ class CheckCall:
 
     def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
-        keys, values = keys_values(self._tokens.read(pool, spec.window), spec)
         even = query if self._is_even else query.index_select(0, self._places)
         queries = even.view(self._lens.count, self._most_queries, *even.shape[1:])
-        attended = self._attend(queries, keys, values, spec)
-        if self._reads_padding and not math.isfinite(attended.sum().item()):
-            attended = self._attend_alone(queries, keys, values, spec)
+
+        def attend(tokens: Tensor) -> Tensor:
+            return self._attend(queries, *keys_values(tokens, spec), spec)
+
+        attended = attend_padded(attend, self._tokens.read(pool, spec.window), self._lens.padding(spec.window))
         rows = attended.flatten(0, 1)
         return rows if self._is_even else rows.index_select(0, self._rows_of_queries)
 
@@ -83,17 +82,6 @@ class CheckCall:
             own = queries[sequences, places]
             pieces.append(_attend_as_heads(own, keys[sequences], values[sequences], mask, spec))
         return torch.cat([piece.flatten(0, 1) for piece in pieces]).view(*queries.shape[:4], -1)
-
-    def _attend_alone(self, queries: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """The same, each sequence over its own columns: numbers of others are not read."""
-        alone = []
-        for row in range(self._lens.count):
-            own, columns = slice(row, row + 1), self._lens.columns_of(row, spec.window)
-            own_keys, own_values = keys[own, :, columns], values[own, :, columns]
-            for _, places in self._slabs(queries[own], own_keys.shape[2], spec):
-                mask = self._mask(own, places, queries.shape[3], spec.window)[..., columns]
-                alone.append(_attend_as_heads(queries[own, places], own_keys, own_values, mask, spec).flatten(0, 1))
-        return torch.cat(alone).view(*queries.shape[:4], -1)
 
     def _slabs(self, queries: Tensor, num_columns: int, spec: AttentionSpec) -> Iterator[tuple[slice, slice]]:
         """Sequences and queries of them whose mask, and scores of a soft cap, stay within their limits, in order."""

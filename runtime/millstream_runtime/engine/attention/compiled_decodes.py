@@ -4,9 +4,9 @@
     check of the same, with two drafts      rows that see 7, 8 and 9 tokens, of the same table
 
 Nothing is padded, gathered or masked, and a row's result knows no other row: a row of a check has the bits that its
-decode would have, and none of what `side_by_side` weighs arises. The kernel takes models that compute in float32, with
-keys and values as they are or in 8 bits, but no latent key; that and trees of drafts are torch's (`decode_batch`,
-`checks`).
+decode would have. The kernel takes models in float32, bfloat16 and
+float16, also those with a latent key (MLA), with keys and values as they are or in 8 bits, and sums in float32. Trees
+of drafts are torch's (`checks`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.decode import PagedDecodes
+from millstream_kernels.cpu.decode import DTYPES, PagedDecodes
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -47,13 +47,14 @@ class CompiledDecodes:
         return self._decodes.tokens_read(window)
 
     def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """`[rows, KV, group, D]`, of this call's rows."""
+        """`[rows, KV, group, D]`, of this call's rows; of a latent key `[rows, 1, H, latent_dim]`."""
         return self._decodes.attend(
             query,
             *pool.tensors,
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
+            latent_size=spec.latent_dim,
             num_threads=torch.get_num_threads(),
         )
 
@@ -69,8 +70,6 @@ def _lengths(chunk: AttentionChunk) -> range:
     return range(chunk.context_len - chunk.num_tokens + 1, chunk.context_len + 1)
 
 
-def unsupported(pool_heads: int, dtype: torch.dtype) -> str | None:
-    """Why the kernel does not take a pool of `pool_heads` heads of a model that computes in `dtype`; None: it does."""
-    if pool_heads % 2:
-        return "heads share a latent key (MLA)"
-    return None if dtype is torch.float32 else f"dtype {str(dtype).removeprefix('torch.')}"
+def unsupported(dtype: torch.dtype) -> str | None:
+    """Why the kernel does not take a model that computes in `dtype`; None: it does."""
+    return None if dtype in DTYPES else f"dtype {str(dtype).removeprefix('torch.')}"

@@ -1,23 +1,20 @@
-"""Attention of decodes, many sequences in one call: read in place, or gathered into a padded copy.
+"""Attention of decodes by torch, many sequences in one call: read in place, or gathered into a padded copy.
 
 A call reads every row up to the longest. What lies behind a shorter row is padding: it may belong to another request,
-or to one that is gone, and a mask alone does not take it out, because a weight of 0 times NaN is NaN. So
-
-    on a CPU        the result is checked, and rows are computed again one by one if it has numbers that are not finite
-                    (`decode_batch`)
-    elsewhere       padding of the copy is set to 0, since checking would wait for the device; rows of different
-                    lengths are not read in place
+or to one that is gone, and a mask alone does not take it out, because a weight of 0 times NaN is NaN. So the padding of
+a copy is set to 0 (`attend_padded`), and rows are read in place only where there is none.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
-from millstream_runtime.engine.attention.masks import line_for
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -33,54 +30,54 @@ class Lengths:
         # What the first query of each sees: a decode has one query, a check several.
         self._first_lens = [chunk.context_len - chunk.num_tokens + 1 for chunk in chunks]
         self.count, self.longest = len(chunks), max(self._lens)
-        self.is_ragged = len(set(self._lens)) > 1
         self.like = like
-        self._seen: dict[int | None, tuple[int, Tensor | None]] = {}
+        self._padding: dict[int | None, Tensor | None] = {}
+        self._masks: dict[int | None, Tensor | None] = {}
 
     def first(self, window: int | None) -> int:
         """The first column that any query sees."""
-        return 0 if window is None else max(0, min(self._first_lens) - window)
-
-    def seen(self, window: int | None) -> tuple[int, Tensor | None]:
-        """`first`, and a mask `[rows, 1, 1, longest - first]`; None where all see all.
-
-        The mask is 0 on what a row sees and minus infinity elsewhere, in the dtype of keys and values as they are read.
-        """
-        if window not in self._seen:
-            first = self.first(window)
-            self._seen[window] = first, self._mask(window, first) if self.is_ragged else None
-        return self._seen[window]
+        return min(self._firsts(window))
 
     def columns(self, window: int | None) -> int:
         """Of all rows together, padding included, those that a window leaves to be seen."""
         return self.count * (self.longest - self.first(window))
 
-    def columns_of(self, row: int, window: int | None) -> slice:
-        """What the queries of one row see, counted from `first`."""
-        first = self.first(window)
-        own_first = 0 if window is None else max(0, self._first_lens[row] - window)
-        return slice(own_first - first, self._lens[row] - first)
+    def padding(self, window: int | None) -> Tensor | None:
+        """`[rows, longest - first]`, bool: what no query of the row sees. None: there is nothing like it."""
+        if window not in self._padding:
+            self._padding[window] = self._outside(self._firsts(window))
+        return self._padding[window]
 
-    def _mask(self, window: int | None, first: int) -> Tensor:
-        """Every row of the mask is a piece of the same line, found by where its zeros end: one operation for all."""
-        line, end = line_for(self.longest, window, self.like)
-        pieces = line.unfold(0, self.longest - first, 1)
-        starts = on_device([end - length + first for length in self._lens], line.device)
-        return pieces.index_select(0, starts)[:, None, None, :]
+    def mask(self, window: int | None) -> Tensor | None:
+        """The same of decodes, `[rows, 1, 1, longest - first]`: minus infinity on padding, 0 elsewhere."""
+        if window not in self._masks:
+            padding = self.padding(window)
+            self._masks[window] = None if padding is None else _infinite(padding, self.like)
+        return self._masks[window]
+
+    def _firsts(self, window: int | None) -> list[int]:
+        return [0 if window is None else max(0, length - window) for length in self._first_lens]
+
+    def _outside(self, firsts: list[int]) -> Tensor | None:
+        if len({*self._lens}) == 1 and len({*firsts}) == 1:
+            return None
+        first, end = on_device([firsts, self._lens], self.like.device).unsqueeze(-1)
+        columns = torch.arange(min(firsts), self.longest, device=self.like.device)
+        return (columns < first) | (columns >= end)
 
 
 class StridedTokens:
-    """Keys and values of sequences that lie an equal distance apart in the pool, read in place."""
+    """Keys and values of sequences of one length that lie an equal distance apart in the pool, read in place."""
 
-    def __init__(self, cache: KVCache, chunks: Seq[AttentionChunk], homes: list[int]) -> None:
-        block = cache.block_size_tokens
+    def __init__(self, cache: KVCache, chunks: Seq[AttentionChunk]) -> None:
+        block, homes = cache.block_size_tokens, [chunk.block_table[0] for chunk in chunks]
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
         self.lens = Lengths(chunks, cache.like)
 
     def read(self, pool: LayerPool, window: int | None) -> Tensor:
         """`[sequences, heads, longest - first, D]`."""
-        first, _ = self.lens.seen(window)
+        first = self.lens.first(window)
         numbers = pool.in_place
         head, slot, element = numbers.stride()
         size = (self.lens.count, numbers.shape[0], self.lens.longest - first, numbers.shape[2])
@@ -94,7 +91,7 @@ class GatheredTokens:
     def __init__(self, cache: KVCache, chunks: Seq[AttentionChunk]) -> None:
         self.lens = Lengths(chunks, cache.like)
         width = -(-self.lens.longest // cache.block_size_tokens)
-        # Padding names the sequence's own last block: the mask takes it out.
+        # Padding names the sequence's own last block.
         tables = [_padded(chunk.block_table[:width], width) for chunk in chunks]
         self._blocks = on_device(tables, cache.like.device)
         self._block_size_tokens = cache.block_size_tokens
@@ -112,7 +109,7 @@ SequenceTokens = StridedTokens | GatheredTokens
 
 
 class DecodeCall:
-    """Decodes, one query each, from row `start` of the step's queries on. Not on a CPU: see `decode_batch`."""
+    """Decodes, one query each, from row `start` of the step's queries on."""
 
     def __init__(self, tokens: SequenceTokens, start: int) -> None:
         self._tokens = tokens
@@ -124,12 +121,31 @@ class DecodeCall:
 
     def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
-        tokens = self._tokens.read(pool, spec.window)
-        _, mask = self._tokens.lens.seen(spec.window)
-        if mask is not None:  # the copy's padding
-            tokens.masked_fill_(mask.mT != 0, 0.0)
-        keys, values = keys_values(tokens, spec)
-        return attend_decodes(query, keys, values, mask, spec)
+        lens, mask = self._tokens.lens, self._tokens.lens.mask(spec.window)
+
+        def attend(tokens: Tensor) -> Tensor:
+            return attend_decodes(query, *keys_values(tokens, spec), mask, spec)
+
+        return attend_padded(attend, self._tokens.read(pool, spec.window), lens.padding(spec.window))
+
+
+def attend_padded(attend: Callable[[Tensor], Tensor], tokens: Tensor, padding: Tensor | None) -> Tensor:
+    """`attend(tokens)` as if `padding` of `tokens` `[rows, heads, columns, D]` were 0; see `Lengths.padding`.
+
+    Setting it takes as long as the copy did. On a CPU the result says whether it matters; a GPU would be waited for.
+    """
+    if padding is None:
+        return attend(tokens)
+    if tokens.device.type == "cpu":
+        attended = attend(tokens)
+        if math.isfinite(attended.sum().item()):
+            return attended
+    return attend(tokens.masked_fill_(padding[:, None, :, None], 0.0))
+
+
+def _infinite(padding: Tensor, like: Tensor) -> Tensor:
+    zeros = torch.zeros(padding.shape, dtype=like.dtype, device=like.device)
+    return zeros.masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def _padded(table: Seq[int], width: int) -> list[int]:

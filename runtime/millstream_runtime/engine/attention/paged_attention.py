@@ -2,14 +2,11 @@
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    on a CPU            one call of a compiled kernel for decodes and checks, wherever blocks lie, where it takes the
-                        pool (`compiled_decodes`); else
-    decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call; on a CPU
-                        rows of similar length among them, in any order (`decode_groups`)
-    decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
-                        also those whose keys and values are quantized, dequantized in the copy
-    checks              like decodes, in calls of their own
-    prompt chunks       one call each, over a view (contiguous blocks) or a gathered copy
+    on a CPU        one call of a compiled kernel for decodes and checks, wherever blocks lie (`compiled_decodes`); else
+    decodes         blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES; quantized keys and
+                    values are dequantized in the copy. A view where that has no padding (`side_by_side`)
+    checks          like decodes, in calls of their own
+    prompt chunks   one call each, over a view (contiguous blocks) or a gathered copy
 
 On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
 
@@ -33,11 +30,10 @@ from millstream_runtime.engine.attention import compiled_decodes, varlen_attenti
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.checks import CheckCall
 from millstream_runtime.engine.attention.compiled_decodes import CompiledDecodes
-from millstream_runtime.engine.attention.decode_batch import DecodeBatch
 from millstream_runtime.engine.attention.decodes import DecodeCall
 from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
-from millstream_runtime.engine.attention.side_by_side import decode_groups, side_by_side
+from millstream_runtime.engine.attention.side_by_side import side_by_side
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
@@ -50,7 +46,7 @@ KVRead = Callable[[int], AbstractContextManager[None]]
 """Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
-Call = CompiledDecodes | DecodeBatch | DecodeCall | CheckCall | PromptCall | VarlenCall
+Call = CompiledDecodes | DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
 class TorchAttention(PoolAttention):
@@ -73,8 +69,7 @@ class TorchAttention(PoolAttention):
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
-        problem = compiled_decodes.unsupported(cache.heads[0].shape[0], cache.like.dtype)
-        self._decode_code = decode_code if problem is None else None
+        self._decode_code = decode_code if compiled_decodes.unsupported(cache.like.dtype) is None else None
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -88,8 +83,6 @@ class TorchAttention(PoolAttention):
             attended = self._attend(calls[0], pool, grouped, spec)
         else:
             attended = torch.cat([self._attend(call, pool, grouped[call.rows], spec) for call in calls])
-        if spec.latent_dim:
-            attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_tokens, -1)
 
     def _calls(self, spec: AttentionSpec) -> list[Call]:
@@ -101,9 +94,11 @@ class TorchAttention(PoolAttention):
 
     def _attend(self, call: Call, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         if self._kv_read is None:
-            return call(pool, query, spec)
-        with self._kv_read(call.tokens_read(spec.window) * self._cache.token_bytes):
-            return call(pool, query, spec)
+            attended = call(pool, query, spec)
+        else:
+            with self._kv_read(call.tokens_read(spec.window) * self._cache.token_bytes):
+                attended = call(pool, query, spec)
+        return attended[..., : spec.latent_dim] if spec.latent_dim else attended
 
 
 class _Kind(Enum):
@@ -141,8 +136,6 @@ def _plan(
                 calls.append(CheckCall(tokens, alike[part], starts[part.start], kept))
         elif what is _Kind.PROMPT:
             calls += [PromptCall(cache, chunk, start, kept) for chunk, start in zip(alike, starts, strict=False)]
-        elif on_cpu:
-            calls.append(DecodeBatch(decode_groups(cache, alike), row))
         else:
             calls += [DecodeCall(tokens, row + part.start) for part, tokens in side_by_side(cache, alike)]
         row = starts[-1]

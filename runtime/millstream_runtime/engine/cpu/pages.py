@@ -1,7 +1,7 @@
 """Zeroed memory for a KV pool on a CPU, of which a page takes memory only once a request writes to it.
 
-Small pages, whatever the machine's rule: with huge ones (numpy asks for them) the first token of a head in a row's
-region of the pool would zero and keep 2 MiB. 16 short prompts took 1.1 GB and, on a busy machine, seconds.
+Small pages, whatever the machine's rule: with huge ones (numpy asks for them) the first token of each head in each
+layer would zero and keep 2 MiB.
 """
 
 from __future__ import annotations

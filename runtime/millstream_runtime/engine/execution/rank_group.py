@@ -39,7 +39,7 @@ from millstream_runtime.engine.execution.execution_mode import Execution, after_
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
-from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_decodes, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_compiled, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice, LinearChoice
@@ -252,7 +252,11 @@ def _choose_kernels(
     attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
-    return (choose_decodes(shape, dtype, shard_config.policy.decode_problem), *chosen)
+    compiled = choose_compiled(shape, dtype, stored, shard_config.policy.decode_problem)
+    if execution.backend is Backend.TORCH or execution.recorder is not None:
+        compiled = compiled[:1]  # a graph holds operations of torch, and a replayed decode has attention of its own
+    replaced = {choice.part for choice in compiled}
+    return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:

@@ -11,9 +11,9 @@ The block table of a sequence, left to right in the order of its tokens:
     |<- free_outside_window              |<- publish: full blocks with read tokens ->|
                      |<- held_blocks ---------------------------------------------------------->|
 
-Every running sequence has a row, and every row a region: an equal share of the pool, where its blocks follow one
-another. A block table may name any block, but while a sequence fits its region it stays there. So attention reads its
-keys and values in place, and those of many rows as one strided view, without gathering them first:
+Every running sequence has a row. Where torch attends on a GPU, every row has a region: an equal share of the pool, in
+which its blocks follow one another. A block table may name any block, but while a sequence fits its region it stays
+there. So FlashAttention reads its keys and values in place, without gathering them first:
 
     pool    | row 0: a0 a1 a2 .  .  . | row 1: b0 b1 .  .  a4 a3 | row 2 ...
                           region of row 0, then blocks from the far end of another region ^^^^^
@@ -22,7 +22,7 @@ Regions are a preference among free blocks, never a reservation: a sequence that
 block, and none evicts a cached block because it lies in its region. A sequence whose region begins with cached blocks
 starts behind them instead, in the longest run of free blocks there.
 
-Where attention reads block tables on the device, one place is as good as another, and there are no regions.
+On a CPU, and where our kernels attend, one place is as good as another, and there are no regions.
 """
 
 from __future__ import annotations

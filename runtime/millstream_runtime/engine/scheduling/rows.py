@@ -1,9 +1,8 @@
-"""Rows: the batch slots of running sequences. Each row has a region of the KV pool (see `block_manager`).
+"""Rows: the batch slots of running sequences. A row may have a region of the KV pool (see `block_manager`).
 
-Neighbouring rows make quick decodes (one strided view covers them), so clean rows are allocated lowest first. A row
-whose region begins with a cached prefix is allocated only when none is clean, the least recently used first: a sequence
-there cannot start where the region does. A sequence that hits this prefix gets the row again, so that nobody else takes
-the blocks behind it.
+Clean rows are allocated lowest first. A row whose region begins with a cached prefix is allocated only when none is
+clean, the least recently used first: a sequence there cannot start where the region does. A sequence that hits this
+prefix gets the row again, so that no other takes the blocks behind it.
 """
 
 from __future__ import annotations

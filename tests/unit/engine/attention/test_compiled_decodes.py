@@ -11,13 +11,14 @@ from millstream_runtime.config import DType, KVCacheDType
 from millstream_runtime.engine.cpu import decode_kernel
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kernel_backends import Backend
-from millstream_runtime.engine.request import Request
+from millstream_runtime.engine.request import Request, TokenLogprobs
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, Models
 from tests.support.tiny_families import prompts_of
 from tests.support.ways import SAMPLINGS, WAYS, Answers, engine_in, make_requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ROUNDING = {DType.BFLOAT16: 0.1, DType.FLOAT16: 0.01}  # of a log-probability
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def test_every_family_has_the_same_tokens_by_either(
     requests = [Request(str(index), prompt, greedy(8)) for index, prompt in enumerate(prompts_of((15, 18, 31)))]
     engine: Engine = make_engine(models.folder(family))
     answers = generate(engine, requests)
-    assert bool(runs) is (engine.kernels[0].backend is Backend.NUMBA)
+    assert runs
+    assert engine.kernels[0].backend is Backend.NUMBA
     monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
     del runs[:]
     assert generate(make_engine(models.folder(family)), requests) == answers
@@ -95,20 +97,42 @@ def test_keys_in_8_bits_are_decoded_to_the_tokens_of_torch(
     assert not runs
 
 
-def test_what_the_kernel_does_not_take_is_torchs_and_said(
-    write_model: WriteModel, make_engine: MakeEngine, runs: list[int]
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3-half-split"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_16_bits_are_decoded_as_by_torch_but_for_roundings(
+    dtype: DType, family: str, models: Models, make_engine: MakeEngine, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(write_model(), dtype=DType.BFLOAT16)
-    generate(engine, make_requests(SAMPLINGS["greedy"])[:2])
+    """Each token has about the probability that torch's attention gives it, and another follows a near-tie alone."""
+    requests = [
+        Request(str(index), prompt, greedy(12, logprobs=4)) for index, prompt in enumerate(prompts_of((15, 18, 31)))
+    ]
+    engine = make_engine(models.folder(family), dtype=dtype)
+    assert (engine.kernels[0].backend, engine.kernels[0].reason) == (Backend.NUMBA, "the kernel takes this model")
+    by_kernel = described(engine, requests)
+    assert runs
+    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
+    del runs[:]
+    by_torch = described(make_engine(models.folder(family), dtype=dtype), requests)
     assert not runs
-    assert (engine.kernels[0].backend, engine.kernels[0].reason) == (Backend.TORCH, "dtype bfloat16")
+    for name, tokens in by_torch.items():
+        for token, wanted in zip(by_kernel[name], tokens, strict=True):
+            probable = dict(wanted.top)
+            assert token.logprob == pytest.approx(probable[token.token_id], abs=ROUNDING[dtype])
+            if token.token_id != wanted.token_id:
+                assert wanted.logprob - probable[token.token_id] < ROUNDING[dtype]
+                break  # from here on they answer different texts
 
 
-def test_a_latent_key_is_torchs(models: Models, make_engine: MakeEngine, runs: list[int]) -> None:
-    engine = make_engine(models.folder("deepseek-v3-half-split"))
-    generate(engine, [Request("0", prompts_of((9,))[0], greedy(4))])
-    assert engine.kernels[0].reason == "heads share a latent key (MLA)"
-    assert not runs
+def described(engine: Engine, requests: list[Request]) -> dict[str, list[TokenLogprobs]]:
+    """The answers, all at once."""
+    answers: dict[str, list[TokenLogprobs]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work():
+        for output in engine.step():
+            assert output.logprobs is not None
+            answers[output.request_id].append(output.logprobs)
+    return answers
 
 
 def test_it_computes_with_as_many_threads_as_the_step(

@@ -1,4 +1,4 @@
-"""What the kernels change of memory: rows have no regions, steps copy nothing, and both are measured as they run."""
+"""What the kernels change of memory: rows have no regions, steps copy nothing, and steps are measured as they run."""
 
 from __future__ import annotations
 
@@ -46,19 +46,24 @@ def folder(write_model: WriteModel) -> Path:
     return write_model(hidden_size=64)
 
 
-@pytest.mark.usefixtures("attention_alone", "launches")
 @pytest.mark.parametrize(
-    ("backend", "blocks"), [(Backend.TRITON, [[1, 2], [0]]), (Backend.TORCH, [[16, 17], [0]])], ids=["kernels", "torch"]
+    ("device", "backend", "expected"),
+    [("cuda", Backend.TORCH, True), ("cuda", Backend.TRITON, False), ("cpu", Backend.TORCH, False)],
 )
-def test_rows_have_regions_where_torch_attends(
-    backend: Backend, blocks: list[list[int]], folder: Path, make_engine: MakeEngine
-) -> None:
-    """The kernels read block tables, so one place is as good as another. The shorter prompt is admitted first."""
+def test_rows_have_regions_where_torch_attends_on_a_gpu(device: str, backend: Backend, expected: bool) -> None:
+    kernels = tuple(KernelChoice(part, backend, "") for part in ATTENTION_PARTS)
+    assert assembly.has_regions(kernels, torch.device(device)) is expected
+
+
+@pytest.mark.usefixtures("attention_alone", "launches")
+@pytest.mark.parametrize("backend", [Backend.TRITON, Backend.TORCH], ids=["kernels", "a CPU"])
+def test_without_regions_blocks_are_taken_as_they_come(backend: Backend, folder: Path, make_engine: MakeEngine) -> None:
+    """One place is as good as another where block tables are read. The shorter prompt is admitted first."""
     engine = make_engine(folder, execution=Execution(backend=backend))
     for index, length in enumerate((17, 1)):
         engine.add_request(Request(str(index), [3] * length, greedy(2)))
     engine.step()
-    assert [engine._sequences[name].block_table for name in ("0", "1")] == blocks
+    assert [engine._sequences[name].block_table for name in ("0", "1")] == [[1, 2], [0]]
 
 
 @pytest.mark.usefixtures("attention_alone")
