@@ -8,8 +8,6 @@ that built torch turns `#pragma omp parallel` into.
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
 
 import llvmlite.binding as llvm
 import torch  # noqa: F401  # brings libgomp into the process, with names that are visible to all
@@ -24,9 +22,7 @@ class LoadedCode:
     """The functions of an object file. May be called by several threads; the GIL is free meanwhile."""
 
     def __init__(self, code: bytes) -> None:
-        """Raises CodeError: no memory may become executable here, torch has no OpenMP of GNU's, or the code lacks a
-        function."""
-        _require_executable_memory()
+        """Raises CodeError: torch has no OpenMP of GNU's here, or the code lacks a function."""
         process = ctypes.CDLL(None)
         try:
             self._parallel = process.GOMP_parallel
@@ -56,18 +52,6 @@ class LoadedCode:
         if not address:
             raise CodeError(f"the compiled code has no {name}")
         return int(address)
-
-
-def _require_executable_memory() -> None:
-    """LLVM does not notice that Linux refuses it (SELinux's execmem, MDWE): the first call would be a crash."""
-    process = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(-1, mmap.PAGESIZE) as page:
-        memory = ctypes.c_char.from_buffer(page)
-        address = ctypes.c_void_p(ctypes.addressof(memory))
-        is_refused = process.mprotect(address, ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC)
-        del memory  # or the page could not be closed
-    if is_refused:
-        raise CodeError(f"this machine lets no process make memory executable: {os.strerror(ctypes.get_errno())}")
 
 
 def _engine() -> llvm.ExecutionEngine:
