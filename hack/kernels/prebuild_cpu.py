@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from millstream_kernels.cpu import code_folder
-from millstream_kernels.cpu.code_folder import FORMAT, INDEX, OBJECT, CodeError, Index
+from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeError, Index
 from millstream_kernels.cpu.task import KERNELS, alone, in_team
 
-CPU, TRIPLE = "x86-64-v3", "x86_64-unknown-linux-gnu"
+TRIPLE = "x86_64-unknown-linux-gnu"
 # What numba's function takes: where it puts a result and an error, neither of which there is, then its arguments. In a
 # team each thread asks for its number; a team may be smaller than it was asked for.
 TEAM = """
