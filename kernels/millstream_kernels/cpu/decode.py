@@ -184,7 +184,7 @@ class PagedDecodes:
 def _as_array(blocks: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """A range has as many numbers as a context has tokens, where blocks are slots: made at once, not one by one."""
     if isinstance(blocks, range):
-        return np.arange(blocks.start, blocks.stop, blocks.step, np.int32)
+        return np.arange(blocks.start, blocks.stop, blocks.step, dtype=np.int32)
     return np.array(blocks, np.int32)
 
 

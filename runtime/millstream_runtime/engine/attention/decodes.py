@@ -63,7 +63,8 @@ class Lengths:
             return None
         first, end = on_device([firsts, self._lens], self.like.device).unsqueeze(-1)
         columns = torch.arange(min(firsts), self.longest, device=self.like.device)
-        return (columns < first) | (columns >= end)
+        outside: Tensor = (columns < first) | (columns >= end)
+        return outside
 
 
 class StridedTokens:
