@@ -70,7 +70,7 @@ class DType(StrEnum):
 
 
 class WeightFormat(StrEnum):
-    """How a checkpoint stores the weights of its layers; the API's words."""
+    """How the weights of layers are stored; the API's words."""
 
     NONE = "None"  # in 16 or 32 bits
     AWQ = "AWQ"
@@ -154,6 +154,7 @@ class Capabilities:
     kv_layouts: frozenset[str] = frozenset({"OneTable"})
     cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
     cpu_speculation_methods: frozenset[str] = frozenset({"Disabled"})  # `speculation_methods` are a GPU's
+    online_draft_quantization_methods: frozenset[str] = frozenset()  # `online_quantization_methods` of a draft model
 
 
 CAPABILITIES = Capabilities(
@@ -161,7 +162,7 @@ CAPABILITIES = Capabilities(
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4"}),
     cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "GGUF"}),
-    online_quantization_methods=frozenset(),
+    online_quantization_methods=frozenset({"FP8"}),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled", "NGram", "DraftModel"}),
     max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
@@ -218,7 +219,8 @@ class BootConfig:
     served_model_name: str
     device: Device = Device.AUTO
     dtype: DType = DType.AUTO
-    quantization: WeightFormat | None = None  # the checkpoint must store its weights so; None: however it does
+    # The checkpoint must store its weights so, or in 16 bits that are rounded when they are loaded. None: in any way.
+    quantization: WeightFormat | None = None
     tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute
