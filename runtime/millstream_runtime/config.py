@@ -145,7 +145,7 @@ class Capabilities:
     sources: frozenset[str]
     quantization_methods: frozenset[str]  # of weights, on a GPU; the empty method is "None"
     cpu_quantization_methods: frozenset[str]  # of weights, on a CPU
-    online_quantization_methods: frozenset[str]  # those that 16-bit weights can be brought into while loading
+    online_quantization_methods: frozenset[str]  # those that 16-bit weights are brought into while loading, unasked
     kv_cache_methods: frozenset[str]  # of keys and values, on a GPU
     speculation_methods: frozenset[str]
     max_tensor_parallel_size: int
@@ -154,7 +154,7 @@ class Capabilities:
     kv_layouts: frozenset[str] = frozenset({"OneTable"})
     cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
     cpu_speculation_methods: frozenset[str] = frozenset({"Disabled"})  # `speculation_methods` are a GPU's
-    online_draft_quantization_methods: frozenset[str] = frozenset()  # `online_quantization_methods` of a draft model
+    rounded_quantization_methods: frozenset[str] = frozenset()  # the same of a model, where `quantization` asks for it
 
 
 CAPABILITIES = Capabilities(
@@ -162,7 +162,7 @@ CAPABILITIES = Capabilities(
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4"}),
     cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "GGUF"}),
-    online_quantization_methods=frozenset({"FP8"}),
+    online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled", "NGram", "DraftModel"}),
     max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
@@ -170,6 +170,7 @@ CAPABILITIES = Capabilities(
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset(SpeculationMethod),
+    rounded_quantization_methods=frozenset({"FP8"}),
 )
 
 

@@ -27,12 +27,11 @@ EVERYTHING = Capabilities(
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
-    online_draft_quantization_methods=frozenset({"FP8", "INT8", "NF4", "RTN"}),
+    rounded_quantization_methods=frozenset({"FP8"}),
 )
 
-# What the planner takes of `CAPABILITIES` without being asked. No GPU has measured what drafts gain there, and nothing
-# has judged weights that are rounded while they are loaded.
-CHOOSABLE = replace(CAPABILITIES, speculation_methods=frozenset({"Disabled"}), online_quantization_methods=frozenset())
+# What the planner takes of `CAPABILITIES` without being asked. No GPU has measured what drafts gain there.
+CHOOSABLE = replace(CAPABILITIES, speculation_methods=frozenset({"Disabled"}))
 
 
 @dataclass(frozen=True, slots=True)

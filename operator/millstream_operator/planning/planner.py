@@ -82,8 +82,7 @@ def decide(
     if on_cpu:
         return _decide_cpu(deployment, defaults, facts, explain=explain)
     draft = usable_draft_shape(spec, facts) if facts.draft_is_inspected else None
-    online_methods = facts.runtime.online_draft_quantization_methods
-    if draft is not None and (problem := gpu_draft_problem(spec, draft, online_methods)):
+    if draft is not None and (problem := gpu_draft_problem(spec, draft, facts.runtime.online_quantization_methods)):
         infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image

@@ -159,7 +159,8 @@ def _missing_for_weights(
         shape is not None
         and not is_stored
         and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
-        and (is_judged or method not in runtime.online_quantization_methods)
+        and method not in runtime.online_quantization_methods
+        and (is_judged or method not in runtime.rounded_quantization_methods)
     ):
         found.append(f"quantization={method}")
     elif stored is not None and stored.problem:

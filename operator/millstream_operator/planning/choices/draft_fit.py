@@ -27,8 +27,8 @@ def vocabulary_problem(target: ModelShape, draft: ModelShape) -> str | None:
 def gpu_draft_problem(spec: LLMDeploymentSpec, draft: ModelShape, online_methods: Collection[str]) -> str | None:
     """Return why a replica on GPUs cannot have the draft in the format that the spec names; None where it can.
 
-    `online_methods`: those in which the runtime stores a draft's 16-bit weights by itself. What else the shapes say of
-    a draft is compared with each GPU (`evaluation.py`).
+    `online_methods`: those in which the runtime stores 16-bit weights by itself. What else the shapes say of a draft is
+    compared with each GPU (`evaluation.py`).
     """
     named = spec.speculation.draft_model if spec.speculation is not None else None
     is_online = named is not None and named.quantization_method in online_methods and draft.quantization is None

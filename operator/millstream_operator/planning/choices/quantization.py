@@ -89,7 +89,7 @@ def choose_formats(
 
 def may_round(resolved: ResolvedSpec, runtime: Capabilities) -> bool:
     """Whether the runtime would round 16 bits to FP8 while it loads them. A quality gate needs a folder to judge."""
-    return ROUNDED_METHOD in runtime.online_quantization_methods and not resolved.is_made and not resolved.is_judged
+    return ROUNDED_METHOD in runtime.rounded_quantization_methods and not resolved.is_made and not resolved.is_judged
 
 
 def _why_not_rounded(bits: str, resolved: ResolvedSpec, runtime: Capabilities) -> str:

@@ -31,7 +31,7 @@ def may_be_rounded(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool:
     """Whether the runtime rounds them if the source has 16 or 32 bits."""
     return (
         asked_method(spec) == ROUNDED_METHOD
-        and ROUNDED_METHOD in runtime.online_quantization_methods
+        and ROUNDED_METHOD in runtime.rounded_quantization_methods
         and made_method(spec) is None
         and not is_judged(spec)
     )

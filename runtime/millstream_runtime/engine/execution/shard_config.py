@@ -60,7 +60,7 @@ def _with_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> Mode
         return model_config
     if asked is WeightFormat.GGUF and _require_gguf(config.model):
         return model_config  # a file of 16 or 32 bits
-    if stored is None and asked.value in CAPABILITIES.online_quantization_methods:
+    if stored is None and asked.value in CAPABILITIES.rounded_quantization_methods:
         return replace(model_config, quantization=rounded_while_loading())
     weights = "weights of 16 or 32 bits" if stored is None else stored.words
     raise InvalidConfigError(

@@ -12,7 +12,6 @@ import pytest
 
 from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.fixes.patch import kubectl_patch, merge_patch
-from millstream_operator.planning.facts import CHOOSABLE
 from millstream_operator.planning.plan import Infeasible
 from millstream_operator.planning.planner import decide
 from millstream_runtime.config import CAPABILITIES, Capabilities
@@ -23,8 +22,7 @@ from tests.unit.operator.planning.cases import CASES, DEFAULTS, LLAMA_70B, Case
 
 def refused(case: Case, runtime: Capabilities = CAPABILITIES) -> Infeasible:
     """The refusal of a case where the runtime can do what this version can."""
-    choosable = replace(runtime, online_quantization_methods=CHOOSABLE.online_quantization_methods)
-    facts = replace(case.facts(), runtime=runtime, choosable=choosable)
+    facts = replace(case.facts(), runtime=runtime, choosable=runtime)
     found = decide(case.deployment(), DEFAULTS, facts)
     assert isinstance(found, Infeasible)
     return found

@@ -161,7 +161,7 @@ def test_a_draft_of_16_bits_is_not_rounded() -> None:
 
 
 def test_a_runtime_that_cannot_is_not_asked() -> None:
-    older = replace(CAPABILITIES, online_quantization_methods=frozenset())
+    older = replace(CAPABILITIES, rounded_quantization_methods=frozenset())
     plan = planned("L4:1", Facts(shape=shape(), runtime=older), **FP8)
     assert plan.requires == ("quantization=FP8",)
     assert boot_config(plan).quantization is None
