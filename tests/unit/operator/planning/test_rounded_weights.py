@@ -25,7 +25,7 @@ LARGE: dict[str, Any] = {
     "podTemplate": {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}},
 }
 GPU: dict[str, Any] = {"accelerator": {"type": "GPU"}, "engine": {"maxModelLen": 4096}}
-FP8 = {"quantization": {"method": "FP8"}}
+FP8: dict[str, Any] = {"quantization": {"method": "FP8"}}
 DATASET = {"configMapRef": {"name": "documents", "key": "a.jsonl"}}
 
 
@@ -67,7 +67,8 @@ def test_the_runtime_is_asked_to_round_and_of_a_checkpoint_in_fp8_it_is_not(gpus
     assert boot.as_dict()["quantization"] == "FP8"
     stored = Facts(shape=shape("deepseek-ai/DeepSeek-V3"))
     spec = FP8 if gpus is None else FP8 | {"parallelism": {"tensor": 8}}
-    big = {"podTemplate": {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "2Ti"}}}]}}}
+    resources = {"limits": {"memory": "2Ti"}}
+    big: dict[str, Any] = {"podTemplate": {"spec": {"containers": [{"name": "runtime", "resources": resources}]}}}
     found = planned(gpus and "H200:8", stored, **spec, **({} if gpus else big))
     assert "quantization" not in boot_config(found).as_dict()
     assert "quantization_config" in reason(found)
@@ -76,7 +77,7 @@ def test_the_runtime_is_asked_to_round_and_of_a_checkpoint_in_fp8_it_is_not(gpus
 @pytest.mark.parametrize("gpus", [None, "L4:1"])
 def test_the_weights_are_counted_in_one_byte_each(gpus: str | None) -> None:
     rounded = planned(gpus, **FP8).memory
-    spec = {} if gpus is None else {"parallelism": {"tensor": 1}}
+    spec: dict[str, Any] = {} if gpus is None else {"parallelism": {"tensor": 1}}
     plain = planned(gpus and "A100-80GB:1", **spec).memory
     assert rounded is not None
     assert plain is not None
@@ -104,7 +105,7 @@ def test_a_gpu_without_fp8_is_refused_with_what_helps() -> None:
 @pytest.mark.parametrize("gpus", [None, "L4:1"])
 def test_a_gate_judges_a_folder_so_with_one_there_must_be_a_folder(gpus: str | None) -> None:
     base = {"huggingFace": {"repository": "org/base"}}
-    gate = {"quantization": {"method": "FP8", "qualityGate": {"base": base, "dataset": DATASET}}}
+    gate: dict[str, Any] = {"quantization": {"method": "FP8", "qualityGate": {"base": base, "dataset": DATASET}}}
     plan = planned(gpus, **gate)
     assert plan.requires == ("quantization=FP8",)
     assert "set quantization.calibration" in (refusal(plan.requires) or "")
@@ -127,7 +128,7 @@ def test_of_a_folder_that_was_not_read_the_plan_says_what_may_be() -> None:
 
 @pytest.mark.parametrize("gpus", [None, "L4:1"])
 def test_with_calibration_a_job_makes_it_as_before(gpus: str | None) -> None:
-    made = {"quantization": {"method": "FP8", "calibration": DATASET}}
+    made: dict[str, Any] = {"quantization": {"method": "FP8", "calibration": DATASET}}
     model = {"source": {"huggingFace": {"repository": "org/model"}}, "cache": {"size": "20Gi"}}
     plan = planned(gpus, **made, model=model)
     assert (plan.quantization, plan.requires) == ("FP8", ())
