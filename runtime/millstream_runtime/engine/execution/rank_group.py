@@ -49,6 +49,7 @@ from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -218,10 +219,15 @@ def load_on_ranks(
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )
-    linears = tuple(LinearChoice(words, why, count) for (words, why), count in model.implementations.items())
     return LoadedModel(
-        shard_config, forward, pool, cache.layout, use, chosen, kernels, lookups, linears, loaded_draft, plan
+        shard_config, forward, pool, cache.layout, use, chosen, kernels, lookups, _linears(model), loaded_draft, plan
     )
+
+
+def _linears(model: Decoder) -> tuple[LinearChoice, ...]:
+    scheme = model.config.quantization
+    is_rounded = scheme is not None and scheme.is_rounded_while_loading
+    return tuple(LinearChoice(words, why, count, is_rounded) for (words, why), count in model.implementations.items())
 
 
 def _record_graphs(
