@@ -8,7 +8,7 @@ The plan sorts the step's work once, so that a layer makes as few calls as possi
     checks          like decodes, in calls of their own
     prompt chunks   one call each, over a view (contiguous blocks) or a gathered copy
 
-On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
+On CUDA, FlashAttention takes all decodes in their regions in one call, all such chunks in another (`varlen_attention`).
 
 Query heads that share a key/value head are taken as rows of one query (`[.., KV, group, D]`), so that keys and
 values are read once and never repeated. A layer with a sliding window reads only the tokens within it.
