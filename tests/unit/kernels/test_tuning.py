@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_is_time
     for out, problem in ((tmp_path / "file", "File exists"), (Path("/proc/tables"), "No such file or directory")):
         assert tune.main(["--out", str(out)]) == 1
         assert capsys.readouterr().err == f"The table cannot be written to {out}: {problem}.\n"
-    monkeypatch.setattr(tune.os, "access", lambda *_: False)  # as on a file system that is read-only
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a file system that is read-only
     assert tune.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"The table cannot be written to {tmp_path}: Permission denied.\n"
 
