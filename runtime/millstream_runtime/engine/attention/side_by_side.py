@@ -111,7 +111,9 @@ def _gathered(cache: KVCache, chunks: list[AttentionChunk], part: slice, call_to
 
     `call_tokens`: the padding that a call may have for each call that it saves; None is no bound.
     """
-    most_tokens = GATHER_LIMIT_BYTES // cache.token_bytes
+    # A GPU has no room for what dequantizing takes beyond the limit; on a CPU `step_memory` counts it.
+    token_bytes = cache.token_bytes if cache.like.device.type == "cpu" else cache.copied_token_bytes
+    most_tokens = GATHER_LIMIT_BYTES // token_bytes
     start, padding = part.start, _Padding()
     for index in range(part.start, part.stop):
         num_rows = index - start
