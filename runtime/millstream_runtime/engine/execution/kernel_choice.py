@@ -201,11 +201,11 @@ def _unsupported_heads(shape: ModelConfig) -> str | None:
 
 def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, block_size_tokens: int) -> str | None:
     pool_heads, head_dim = shape.kv_shape
-    if why := _stored_otherwise(stored):
-        return why
     if block_size_tokens & (block_size_tokens - 1):
         return f"blocks of {block_size_tokens} tokens: a power of two is supported"
     if pool_heads == 1:  # a latent, then the rotated part of a key
+        if stored is not KVCacheDType.AUTO:
+            return f"latents are stored as {stored.value}"
         from millstream_kernels.attention import mla
 
         return mla.unsupported(dtype, head_dim - shape.head_dim, shape.head_dim)
