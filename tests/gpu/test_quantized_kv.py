@@ -74,7 +74,7 @@ def on_gpu(filled: Filled) -> Filled:
 
 
 @pytest.mark.parametrize("stored_as", FORMATS)
-@pytest.mark.parametrize(("kernel", "case"), CASES, ids=str)
+@pytest.mark.parametrize(("kernel", "case"), CASES, ids=lambda one: one.__name__ if callable(one) else str(one))
 def test_kernels_are_as_good_as_torch(kernel: Callable[..., Tensor], case: Paged, stored_as: StoredAs) -> None:
     filled = make(replace(case, stored_as=stored_as))
     own = on_gpu(filled)
