@@ -51,7 +51,7 @@ def _integer(digits: str) -> int:
 
 
 def _not_finite(value: Any, path: str = "", depth: int = 0) -> tuple[str, float] | None:
-    """Return the first number that is not finite, with its path. Raises RecursionError: `value` is nested too deeply."""
+    """Return the first number that is not finite, with its path. Raises RecursionError: `value` is nested deeply."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, float):
