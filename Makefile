@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
+CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py paged_decode.py task.py)
 
 .PHONY: help
 help: ## list the targets
@@ -159,8 +160,8 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What the runtime loads of `millstream_kernels.cpu`: seven seconds, when the kernel, its compiler or numba changed.
-$(CPU_KERNELS): $(VENV)/.installed kernels/millstream_kernels/cpu/paged_decode.py kernels/millstream_kernels/cpu/task.py hack/kernels/prebuild_cpu.py
+# What the runtime loads of `millstream_kernels.cpu`: seven seconds, when the kernels, their compiler or numba changed.
+$(CPU_KERNELS): $(VENV)/.installed $(CPU_KERNEL_SOURCES) hack/kernels/prebuild_cpu.py
 	$(BIN)/python -m hack.kernels.prebuild_cpu
 	@mkdir -p $(@D) && touch $@
 

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from millstream_runtime.engine.cpu import decode_kernel, freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
-from millstream_runtime.engine.execution import model_runner
+from millstream_runtime.engine.execution import model_runner, rank_kernels
 from millstream_runtime.engine.sampling import sampler
 from millstream_runtime.models.cpu import linear, two_layouts
 from millstream_runtime.models.cpu.linear import CpuLayout
-from millstream_runtime.models.layers.norm import ByLength
 
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -119,11 +118,6 @@ def no_decodes_in_warm_up() -> AbstractContextManager[Any]:
     return patch.object(warm_up, "run_decodes_of_every_number", lambda steps: None)
 
 
-def torch_norm() -> AbstractContextManager[Any]:
-    """torch's own RMS norm."""
-    return patch.object(ByLength, "of", lambda weight, eps: None)
-
-
 def torch_argmax() -> AbstractContextManager[Any]:
     """torch's argmax for greedy tokens."""
     return patch.object(model_runner, "greedy", lambda logits: sampler.greedy_on_device(logits).tolist())
@@ -134,9 +128,16 @@ def no_compiled_decodes() -> AbstractContextManager[Any]:
     return patch.object(decode_kernel, "load", lambda: (None, "it is off"))
 
 
+def torch_layers() -> AbstractContextManager[Any]:
+    """Norms, gates and rotations by torch, as on a CPU without AVX2."""
+    return patch.object(rank_kernels, "compiled_layers", lambda choices, code: None)
+
+
 MECHANISMS = (
     Mechanism("compiled decodes", ("decode-1", "decode-1-long", "decode-16"), no_compiled_decodes),
     Mechanism("compiled decodes, 64 at once", ("decode-64-mixed",), no_compiled_decodes, config={"max_num_seqs": 64}),
+    Mechanism("compiled layers", ("decode-1", "decode-16", "prefill-512", "mixed"), torch_layers),
+    Mechanism("compiled layers, 64 at once", ("decode-64-mixed",), torch_layers, config={"max_num_seqs": 64}),
     Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),
     Mechanism("second layout", ("decode-16", "prefill-512", "mixed"), no_second_layout),
     Mechanism("second layout, float32 checkpoint", ("decode-1", "decode-16"), no_second_layout, given=no_half),
@@ -145,7 +146,6 @@ MECHANISMS = (
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
     Mechanism("threads by size of step", ("decode-1", "decode-16"), no_thread_choice),
     Mechanism("threads by bytes of attention", ("decode-1-long", "decode-16"), no_attention_threads),
-    Mechanism("RMS norm in four operations", ("decode-1", "decode-16", "prefill-512"), torch_norm),
     Mechanism("numpy's argmax", ("decode-1", "decode-16"), torch_argmax),
     Mechanism(
         "small pages of the KV pool",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -22,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from millstream_kernels.cpu import code_folder
-from millstream_kernels.cpu.code_folder import FORMAT, INDEX, OBJECT, CodeError, Index
-from millstream_kernels.cpu.task import ALONE, IN_TEAM
+from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeError, Index
+from millstream_kernels.cpu.task import KERNELS, alone, in_team
 
-CPU, TRIPLE = "x86-64-v3", "x86_64-unknown-linux-gnu"
+TRIPLE = "x86_64-unknown-linux-gnu"
 # What numba's function takes: where it puts a result and an error, neither of which there is, then its arguments. In a
 # team each thread asks for its number; a team may be smaller than it was asked for.
-ENTRIES = """
-declare i32 @"{kernel}"(ptr, ptr, ptr, i64, i64)
+TEAM = """
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
+"""
+ENTRIES = """
+declare i32 @"{kernel}"(ptr, ptr, ptr, i64, i64)
 define void @{in_team}(ptr %task) {{
   %result = alloca ptr
   %error = alloca ptr
@@ -93,30 +96,43 @@ def _compile() -> bytes:
     os.environ |= {"NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": ""}
     import llvmlite.binding as llvm
 
-    from millstream_kernels.cpu.paged_decode import SIGNATURE, paged_decode
-
-    compiled = paged_decode.overloads[SIGNATURE.args]
-    name = compiled.fndesc.llvm_func_name
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    module = llvm.parse_assembly(compiled.library.get_llvm_str())
-    module.link_in(llvm.parse_assembly(ENTRIES.format(kernel=name, in_team=IN_TEAM, alone=ALONE)))
+    module = llvm.parse_assembly(TEAM)
+    for kernel, source in KERNELS.items():
+        function = getattr(importlib.import_module(f"millstream_kernels.cpu.{source}"), kernel)
+        (compiled,) = function.overloads.values()
+        name = compiled.fndesc.llvm_func_name
+        module.link_in(_with_one_name(llvm, compiled.library.get_llvm_str(), name))
+        module.link_in(
+            llvm.parse_assembly(TEAM + ENTRIES.format(kernel=name, in_team=in_team(kernel), alone=alone(kernel)))
+        )
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, opt=3, reloc="pic", codemodel="default")
     _drop_all_but_the_entries(llvm, module, machine)
     unknown = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     if unknown - KNOWN_SYMBOLS:
-        raise CompileError(f"the compiled kernel calls {', '.join(sorted(unknown - KNOWN_SYMBOLS))}")
+        raise CompileError(f"the compiled kernels call {', '.join(sorted(unknown - KNOWN_SYMBOLS))}")
     return bytes(machine.emit_object(module))
+
+
+def _with_one_name(llvm: Any, code: str, name: str) -> Any:
+    """The module of one kernel, of which no other sees any other function: two may have a copy of the same."""
+    module = llvm.parse_assembly(code)
+    for one in (*module.functions, *module.global_variables):
+        if not one.is_declaration and one.name != name:
+            one.linkage = "internal"
+    return module
 
 
 def _drop_all_but_the_entries(llvm: Any, module: Any, machine: Any) -> None:
     """numba adds functions for Python to call, which need numba."""
+    entries = {name(kernel) for kernel in KERNELS for name in (in_team, alone)}
     for one in (*module.functions, *module.global_variables):
-        if not one.is_declaration and one.name not in (IN_TEAM, ALONE):
+        if not one.is_declaration and one.name not in entries:
             one.linkage = "internal"
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
-    kept = (one for one in module.functions if not one.is_declaration and one.name not in (IN_TEAM, ALONE))
+    kept = (one for one in module.functions if not one.is_declaration and one.name not in entries)
     for number, one in enumerate(kept):
         one.name = f"kernel.{number}"  # numba's has a counter in it, which is another in each process
 

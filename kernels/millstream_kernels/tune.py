@@ -13,8 +13,13 @@ Time: the median of replays of a CUDA graph that multiplies by several copies of
 from __future__ import annotations
 
 import argparse
+import errno
+import fcntl
+import os
 import statistics
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -75,7 +80,8 @@ def _replay_seconds(products: list[Product]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: written. 1: this machine cannot time kernels, or a table cannot be used; one sentence says why."""
+    """0: written. 1: this machine cannot time kernels, or a table cannot be used or written; one sentence says why.
+    130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m millstream_kernels.tune", description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", choices=[*SPACES], help="one of them (default: all)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the table (default: the package's)")
@@ -84,22 +90,53 @@ def main(arguments: list[str] | None = None) -> int:
     if problem is not None:
         print(f"Nothing was tuned: {problem}. The committed tables stay as they are.", file=sys.stderr)
         return 1
-    major, minor = torch.cuda.get_device_capability()
-    architecture, name = architecture_of(10 * major + minor), torch.cuda.get_device_name()
-    path = options.out / f"sm_{architecture}.json"
     try:
-        table = read(path if path.exists() else path_of(architecture), architecture)
-        install_compiling(lambda problem: None)
+        options.out.mkdir(parents=True, exist_ok=True)
+        with _only_run_in(options.out):
+            _tune([options.kernel] if options.kernel else [*SPACES], options.out)
     except (TuningTableError, CudaError) as error:
         print(error, file=sys.stderr)
         return 1
-    options.out.mkdir(parents=True, exist_ok=True)
-    for kernel in [options.kernel] if options.kernel else SPACES:
+    except OSError as error:
+        print(f"The table cannot be written to {options.out}: {error.strerror}.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; {options.out} has the classes of rows that were printed", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _tune(kernels: list[str], out: Path) -> None:
+    major, minor = torch.cuda.get_device_capability()
+    architecture, name = architecture_of(10 * major + minor), torch.cuda.get_device_name()
+    path = out / f"sm_{architecture}.json"
+    table = read(path if path.exists() else path_of(architecture), architecture)
+    install_compiling(lambda problem: None)
+    for kernel in kernels:
         for line, found in tuned(table, kernel, name, seconds_of):
             table = found
             write(path, table)
             print(line, flush=True)
-    return 0
+
+
+@contextmanager
+def _only_run_in(folder: Path) -> Iterator[None]:
+    """Refuse a second run, which would write over what this one finds.
+
+    Raises:
+        OSError: there is one, or nothing can be written to the folder.
+    """
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(errno.EWOULDBLOCK, "another run of this command writes there") from None
+        yield
+    finally:
+        os.close(opened)
 
 
 def _problem() -> str | None:

@@ -70,7 +70,7 @@ class DType(StrEnum):
 
 
 class WeightFormat(StrEnum):
-    """How a checkpoint stores the weights of its layers; the API's words."""
+    """How the weights of layers are stored; the API's words."""
 
     NONE = "None"  # in 16 or 32 bits
     AWQ = "AWQ"
@@ -145,7 +145,7 @@ class Capabilities:
     sources: frozenset[str]
     quantization_methods: frozenset[str]  # of weights, on a GPU; the empty method is "None"
     cpu_quantization_methods: frozenset[str]  # of weights, on a CPU
-    online_quantization_methods: frozenset[str]  # those that 16-bit weights can be brought into while loading
+    online_quantization_methods: frozenset[str]  # those that 16-bit weights are brought into while loading, unasked
     kv_cache_methods: frozenset[str]  # of keys and values, on a GPU
     speculation_methods: frozenset[str]
     max_tensor_parallel_size: int
@@ -154,6 +154,7 @@ class Capabilities:
     kv_layouts: frozenset[str] = frozenset({"OneTable"})
     cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
     cpu_speculation_methods: frozenset[str] = frozenset({"Disabled"})  # `speculation_methods` are a GPU's
+    rounded_quantization_methods: frozenset[str] = frozenset()  # the same of a model, where `quantization` asks for it
 
 
 CAPABILITIES = Capabilities(
@@ -162,13 +163,14 @@ CAPABILITIES = Capabilities(
     quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4"}),
     cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "GGUF"}),
     online_quantization_methods=frozenset(),
-    kv_cache_methods=frozenset({"None"}),
+    kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     speculation_methods=frozenset({"Disabled", "NGram", "DraftModel"}),
     max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset(SpeculationMethod),
+    rounded_quantization_methods=frozenset({"FP8"}),
 )
 
 
@@ -218,7 +220,8 @@ class BootConfig:
     served_model_name: str
     device: Device = Device.AUTO
     dtype: DType = DType.AUTO
-    quantization: WeightFormat | None = None  # the checkpoint must store its weights so; None: however it does
+    # The checkpoint must store its weights so, or in 16 bits that are rounded when they are loaded. None: in any way.
+    quantization: WeightFormat | None = None
     tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute

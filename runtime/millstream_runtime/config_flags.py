@@ -60,7 +60,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
     _one_of(parser, "--device", Device, "auto takes CUDA where there is one (default: auto)")
     _one_of(parser, "--dtype", DType, "auto: the checkpoint's own on CUDA, float32 on a CPU")
-    _one_of(parser, "--quantization", WeightFormat, "refuse a checkpoint of another format (default: take any)")
+    quantization = "refuse a checkpoint of another format; FP8 rounds one of 16 bits while it loads (default: take any)"
+    _one_of(parser, "--quantization", WeightFormat, quantization)
     _integer(parser, "--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
     _integer(parser, "--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
 

@@ -22,7 +22,8 @@ MAX_TEXT_CHARACTERS = 8192
 EXAMPLE = '"[(0,), (1,), (0, 0)]"'
 
 _NODE = r"\((?:\d{1,2},|\d{1,2}(?:,\d{1,2})+,?)\)"
-_TREE = re.compile(rf"\[{_NODE}(?:,{_NODE})*,?\]")
+_TREE = re.compile(rf"\[{_NODE}(?:,{_NODE})*,?\]", re.ASCII)
+_SPLIT_RANK = re.compile(r"\d\s+\d")  # two ranks without a comma, which would be one without the space
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class DraftTree:
             ValueError: what is wrong with it, as the end of a sentence that begins with its name.
         """
         compact = "".join(text.split()) if len(text) <= MAX_TEXT_CHARACTERS else ""
-        if not _TREE.fullmatch(compact):
+        if not _TREE.fullmatch(compact) or _SPLIT_RANK.search(text):
             raise ValueError(
                 f"is {text!r:.200}; it must be a list of tuples of ranks, such as {EXAMPLE}, each rank 0 to 99"
             )

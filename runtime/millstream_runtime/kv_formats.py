@@ -10,6 +10,7 @@ The planner counts with it what the engine allocates, so it imports nothing but 
 from __future__ import annotations
 
 INT8_SCALE_BYTES = 2
+FLOAT32_BYTES = 4
 
 
 def kv_token_bytes(method: str, num_heads: int, head_dim: int, dtype_bytes: int) -> int:
@@ -30,3 +31,15 @@ def kv_token_bytes(method: str, num_heads: int, head_dim: int, dtype_bytes: int)
     if method == "INT8":
         return num_heads * (head_dim + INT8_SCALE_BYTES)
     raise ValueError(f"no format of the KV cache is called {method!r}")
+
+
+def dequantizing_bytes(method: str, num_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Return what a dequantized copy of one token in one layer takes in addition to its numbers, while torch makes it.
+
+    A copy of codes and scales, the scales in float32, and the numbers in float32 where the model has 16 bits: scaled,
+    then rounded. The arguments are those of `kv_token_bytes`.
+    """
+    if method == "None":
+        return 0
+    numbers_bytes = num_heads * head_dim * FLOAT32_BYTES if dtype_bytes < FLOAT32_BYTES else 0
+    return kv_token_bytes(method, num_heads, head_dim, dtype_bytes) + num_heads * FLOAT32_BYTES + numbers_bytes

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 CURE = "correct it"  # in the file that the caller names
+MAX_DEPTH = 100  # of lists and objects; how many Python itself takes depends on what else the process has imported
 MAX_DIGITS = 308  # any such integer fits into a float; Python itself refuses 4300, in its own words
 
 
@@ -49,12 +50,14 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _not_finite(value: Any, path: str = "") -> tuple[str, float] | None:
-    """Return the first number that is not finite, with its path."""
+def _not_finite(value: Any, path: str = "", depth: int = 0) -> tuple[str, float] | None:
+    """Return the first number that is not finite, with its path. Raises RecursionError: `value` is nested deeply."""
+    if depth > MAX_DEPTH:
+        raise RecursionError
     if isinstance(value, float):
         return None if math.isfinite(value) else (path, value)
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = (_not_finite(one, f"{path}.{name}" if path else str(name)) for name, one in items)
+    found = (_not_finite(one, f"{path}.{name}" if path else str(name), depth + 1) for name, one in items)
     return next((one for one in found if one is not None), None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.device_events import CudaSpan
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
@@ -83,10 +83,14 @@ def test_a_replay_is_the_pass_that_was_recorded_in_bfloat16(folder: Path) -> Non
         assert answers_of(engine_of(folder, how, DType.BFLOAT16), GREEDY) == padded
 
 
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(dtype, KVCacheDType.AUTO) for dtype in (DType.FLOAT32, DType.BFLOAT16)]
+    + [(DType.BFLOAT16, KVCacheDType.INT8), (DType.BFLOAT16, KVCacheDType.FP8)],
+)
 @pytest.mark.parametrize("how", ["overlapped", "graphs and overlapped"])
-def test_no_launch_waits_for_the_device(how: str, dtype: DType, folder: Path) -> None:
-    engine = engine_of(folder, how, dtype)
+def test_no_launch_waits_for_the_device(how: str, dtype: DType, stored: KVCacheDType, folder: Path) -> None:
+    engine = engine_of(folder, how, dtype, kv_cache_dtype=stored)
     answers_of(engine, GREEDY)  # first calls take workspaces, and record what is met
     launch = engine._runner.launch
 

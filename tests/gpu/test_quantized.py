@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import Device, DType, GovernorMode, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import Device, DType, GovernorMode, RuntimeConfig, SpeculationMethod, WeightFormat
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.models.layers.triton_layers import TritonLayers
+from millstream_runtime.quantization.eight_bit_rounding import round_to_fp8
 from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, pack_halves, runs_of
 from tests.support.tiny_families import engine_answers, prompts_of
@@ -82,3 +83,16 @@ def test_drafts_change_no_token(method: SpeculationMethod, folders: Folders) -> 
     counts = engine.stats().speculation
     assert counts is not None
     assert counts.num_accepted_tokens > 0 or method is SpeculationMethod.N_GRAM
+
+
+def test_a_checkpoint_that_is_rounded_while_it_is_loaded_has_the_codes_of_a_cpu(folders: Folders) -> None:
+    """In float32, where no kernel computes; `--quantization FP8`."""
+    rounded = {"quantization": WeightFormat.FP8}
+    on_cpu = engine_of(folders.plain("llama"), Device.CPU, DType.FLOAT32, **rounded)
+    on_gpu = engine_of(folders.plain("llama"), Device.CUDA, DType.FLOAT32, **rounded)
+    assert engine_answers(on_gpu, PROMPTS, 12) == engine_answers(on_cpu, PROMPTS, 12)
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(512, 1024, generator=generator) * 10 ** torch.randn(512, 1, generator=generator)
+    here, there = (round_to_fp8(one, per_tensor=False) for one in (weight, weight.cuda()))
+    assert torch.equal(here.codes.view(torch.uint8), there.codes.cpu().view(torch.uint8))
+    assert torch.equal(here.scales, there.scales.cpu())

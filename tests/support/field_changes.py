@@ -273,7 +273,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
         "preparation/test_quality_gate.py::test_observe_serves_a_model_that_is_worse_and_says_so"
     ),
     **base_changes("quantization.qualityGate.base"),
-    "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
+    "quantization.kvCache": Changes("FP8", instead={"quantization": {"kvCache": "INT8"}}),
     "speculation.method": Changes(
         "NGram", (DEPLOYMENT, "PrometheusRule"), instead={"speculation": {"method": "Disabled"}}
     ),

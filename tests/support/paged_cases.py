@@ -1,4 +1,7 @@
-"""Requests over a paged pool in which everything that attention may not read is NaN, and what it has to compute."""
+"""Requests over a paged pool in which everything that attention may not read is NaN, and what it has to compute.
+
+A code of int8 is never NaN: there its scale is.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_kernels.attention.specification import PagedRequests, Scores
+from millstream_kernels.stored_as import StoredAs
 
 BLOCK = 16
+NO_CODE = {StoredAs.INT8: -128, StoredAs.E4M3: 0x7F}  # what no number becomes
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Paged:
     window: int | None = None
     softcap: float | None = None
     seed: int = 0
+    stored_as: StoredAs = StoredAs.NUMBERS
 
     @property
     def scores(self) -> Scores:
@@ -39,12 +45,14 @@ class Paged:
         parts = [f"{self.num_heads}/{self.num_kv_heads}x{self.head_dim}", str(self.dtype).removeprefix("torch.")]
         parts += [f"window{self.window}"] if self.window else []
         parts += [f"cap{self.softcap:g}"] if self.softcap else []
+        parts += [self.stored_as.name.lower()] if self.stored_as else []
         return "-".join([*parts, "_".join(map(str, self.lengths)), "q", "_".join(map(str, self.queries))])
 
 
 @dataclass(frozen=True)
 class Filled:
-    """`keys[r]`, `values[r]`: `[length, KV, D]`, what request `r` has in the pool; NaN before its windows."""
+    """`keys[r]`, `values[r]`: `[length, KV, D]`, what request `r` has in the pool; NaN before its windows. Of codes,
+    times their scales, in float64."""
 
     case: Paged
     query: Tensor
@@ -52,6 +60,7 @@ class Filled:
     requests: PagedRequests
     keys: list[Tensor]
     values: list[Tensor]
+    kv_scales: Tensor | None = None
 
     def rows(self, request: int) -> slice:
         first = sum(self.case.queries[:request])
@@ -70,8 +79,9 @@ def make(case: Paged, *, strided: bool = False, width_blocks: int = 0) -> Filled
     order = torch.randperm(num_blocks - 1, generator=random) + 1  # block 0 holds nothing but NaN
     slots = num_blocks * BLOCK
     extra = 32 if strided else 0
-    pool = torch.full((2 * case.num_kv_heads, slots + extra, case.head_dim + extra), torch.nan, dtype=case.dtype)
-    pool = pool[:, :slots, : case.head_dim]
+    pool, kv_scales = empty_pool(
+        case.stored_as, (2 * case.num_kv_heads, slots, case.head_dim), case.dtype, extra=extra, extra_slots=extra
+    )
     num_rows = sum(case.queries)
     query = torch.full((num_rows, case.num_heads + (2 if strided else 0), case.head_dim), torch.nan, dtype=case.dtype)
     query = query[:, : case.num_heads]
@@ -85,7 +95,7 @@ def make(case: Paged, *, strided: bool = False, width_blocks: int = 0) -> Filled
         unseen = 0 if case.window is None else max(0, length - case.queries[request] - case.window + 1)
         tokens[:, :unseen] = torch.nan
         positions = torch.arange(length)
-        pool[:, table[positions // BLOCK] * BLOCK + positions % BLOCK] = tokens
+        tokens = store(tokens, pool, kv_scales, table[positions // BLOCK] * BLOCK + positions % BLOCK)
         table[: unseen // BLOCK] = 0  # these blocks may be another request's by now
         tables[request, :count] = table
         keys.append(tokens[: case.num_kv_heads].transpose(0, 1))
@@ -99,7 +109,41 @@ def make(case: Paged, *, strided: bool = False, width_blocks: int = 0) -> Filled
         max(case.lengths, default=0),
         BLOCK,
     )
-    return Filled(case, query, pool, requests, keys, values)
+    return Filled(case, query, pool, requests, keys, values, kv_scales)
+
+
+def empty_pool(
+    stored_as: StoredAs, shape: tuple[int, int, int], dtype: torch.dtype, *, extra: int = 0, extra_slots: int = 0
+) -> tuple[Tensor, Tensor | None]:
+    """A pool `[heads, slots, D]` of nothing but NaN, a view of one with some numbers and slots more; and scales."""
+    heads, slots, size = shape
+    types = {StoredAs.INT8: torch.int8, StoredAs.E4M3: torch.uint8}
+    pool = torch.full(
+        (heads, slots + extra_slots, size + extra),
+        NO_CODE.get(stored_as, torch.nan),
+        dtype=types.get(stored_as, dtype),
+    )
+    kv_scales = {
+        StoredAs.INT8: torch.full((heads, slots + extra_slots), torch.nan, dtype=torch.float16)[:, :slots],
+        StoredAs.E4M3: torch.linspace(0.01, 0.03, heads),
+    }.get(stored_as)
+    return pool[:, :slots, :size], kv_scales
+
+
+def store(tokens: Tensor, pool: Tensor, kv_scales: Tensor | None, slots: Tensor) -> Tensor:
+    """`tokens` `[heads, T, D]` into `slots` of a pool; returns what it holds of them."""
+    if kv_scales is None:
+        pool[:, slots] = tokens
+        return tokens
+    if pool.dtype == torch.uint8:
+        scales = kv_scales.double()[:, None, None]
+        codes = (tokens.double() / scales).to(torch.float8_e4m3fn)
+        pool[:, slots] = codes.view(torch.uint8)
+        return codes.double() * scales
+    kv_scales[:, slots] = (tokens.abs().amax(-1).float() / 127).half()
+    scales = kv_scales[:, slots].double()[..., None]
+    pool[:, slots] = (tokens.double() / scales).round().nan_to_num(-128).to(torch.int8)
+    return pool[:, slots].double() * scales
 
 
 def spread(pool: Tensor, apart: str, file: Path) -> Tensor:

@@ -70,8 +70,18 @@ def _attend(
         max_length=max(lengths),
         block_size_tokens=16,
     )
-    pool = torch.empty(16, 64, head_dim, dtype=dtype)
-    attention(torch.empty(new * count, 32, head_dim, dtype=dtype), pool, requests, scores)
+    stored = _type(variant, "pool") if "pool" in variant.arguments else dtype
+    pool = torch.empty(16, 64, head_dim, dtype=stored)
+    scales = _scales_of(stored)
+    attention(torch.empty(new * count, 32, head_dim, dtype=dtype), pool, requests, scores, kv_scales=scales)
+
+
+def _scales_of(stored: torch.dtype) -> Tensor | None:
+    """Of 64 slots of 16 heads; None: numbers have none."""
+    return {
+        torch.int8: torch.empty(16, 64, dtype=torch.float16),
+        torch.uint8: torch.empty(16, dtype=torch.float32),
+    }.get(stored)
 
 
 def _mla(variant: Variant, _capability: int) -> None:
@@ -136,11 +146,7 @@ def _rope(variant: Variant, _capability: int) -> None:
     head_dim, dtype = int(variant.constants["HEAD_DIM"] or 0), _type(variant, "qkv")
     angles = torch.empty(64, int(variant.constants["ROTARY_DIM"] or 0) // 2)
     stored_type = _type(variant, "pool")
-    scales = {
-        torch.int8: torch.empty(16, 64, dtype=torch.float16),
-        torch.uint8: torch.empty(16, dtype=torch.float32),
-    }.get(stored_type)
-    pool = PagedPool(torch.empty(16, 64, head_dim, dtype=stored_type), scales)
+    pool = PagedPool(torch.empty(16, 64, head_dim, dtype=stored_type), _scales_of(stored_type))
     norm = HeadNorm(torch.empty(40, head_dim, dtype=dtype), 1e-6) if variant.constants["HAS_NORM"] else None
     places = torch.arange(3)
     rotary = Rotary(angles, torch.empty_like(angles), bool(variant.constants["INTERLEAVED"]))

@@ -26,6 +26,7 @@ from millstream.stage_progress import StageProgress
 from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.model_output.companion_files import model_files
 
 if TYPE_CHECKING:
     from millstream_runtime.quality.comparison import ComparisonSettings
@@ -45,7 +46,8 @@ def run(argv: Sequence[str]) -> int:
     given = _parser().parse_args(list(argv))
     base, candidate = (_config(path, given) for path in (given.base, given.candidate))
     candidate = replace(candidate, kv_cache_dtype=KVCacheDType(given.candidate_kv_cache_dtype))
-    check_saved_files({"--json": given.json, "--page": given.page}, [given.data])
+    read = (given.data, *model_files(given.base), *model_files(given.candidate))
+    check_saved_files({"--json": given.json, "--page": given.page}, read)
     settings = _settings(given)
     unwind_on_sigterm()
     from millstream_runtime.quality.comparison import compare

@@ -12,7 +12,10 @@ Where a split begins depends on the token's position alone, and a tile has the s
 one result, alone, in company, or as a row of a draft's check. Splits by occupancy would be faster for a few requests
 that are short of splits, and would break that.
 
-Bytes:  2 * KV * D * L per request, once for every 16 rows, and 8 * H * D * L / split_tokens for the partial results.
+Keys and values may be numbers of the query's type, or codes of 8 bits with scales: see `tile`.
+
+Bytes:  2 * KV * D * L numbers per request of 2 or 4 bytes, of codes 1 byte, int8 with 4 * KV * L of scales; once for
+        every 16 rows. 8 * H * D * L / split_tokens for the partial results.
 FLOPs:  4 * H * D * L per query row.   Memory-bound until group * n is about 100.
 
 Flash-decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html); Kwon et al. 2023 (arXiv 2309.06180).
@@ -32,15 +35,25 @@ from millstream_kernels.arguments import require
 from millstream_kernels.attention.specification import (
     INDICES,
     NO_WINDOW,
-    PRODUCTION,
     STRIDE_UNIT,
     PagedRequests,
     Scores,
     Shape,
     check,
+    pool_types,
+    production,
     variant_name,
 )
-from millstream_kernels.attention.tile import attend_tile, scores_of, token_slots
+from millstream_kernels.attention.tile import (
+    FACTORS,
+    attend_tile,
+    numbers_of,
+    scores_of,
+    token_scales,
+    token_slots,
+    values_of,
+)
+from millstream_kernels.stored_as import StoredAs
 from millstream_kernels.variant import TensorCores, Variant
 
 # Partial results stay below 1 % of the bytes that are read; a request of 8 KV heads and 8k tokens has 128 programs.
@@ -64,17 +77,23 @@ class DecodePlan:
     row_tiles: int = 1
 
 
-def tiles(head_dim: int, split_tokens: int = SPLIT_TOKENS) -> DecodePlan:
-    """What is compiled for a head size."""
+def tiles(head_dim: int, split_tokens: int = SPLIT_TOKENS, stored_as: StoredAs = StoredAs.NUMBERS) -> DecodePlan:
+    """What is compiled for a head size. With a stage more, e4m3 would spill registers; with one less, int8."""
     block_dim = triton.next_power_of_2(head_dim)
     narrow = block_dim <= 128
-    return DecodePlan(block_dim, 64 if narrow else 32, split_tokens, num_warps=4, num_stages=5)
+    num_stages = 4 if stored_as is StoredAs.E4M3 else 5
+    return DecodePlan(block_dim, 64 if narrow else 32, split_tokens, num_warps=4, num_stages=num_stages)
 
 
-def plan(shape: Shape, requests: PagedRequests, split_tokens: int = SPLIT_TOKENS) -> DecodePlan:
+def plan(
+    shape: Shape,
+    requests: PagedRequests,
+    split_tokens: int = SPLIT_TOKENS,
+    stored_as: StoredAs = StoredAs.NUMBERS,
+) -> DecodePlan:
     """Return how a batch is cut. `split_tokens`: a multiple of 64."""
     return replace(
-        tiles(shape.head_dim, split_tokens),
+        tiles(shape.head_dim, split_tokens, stored_as),
         num_splits=max(1, triton.cdiv(requests.max_length, split_tokens)),
         row_tiles=triton.cdiv(requests.max_queries * shape.group, ROWS),
     )
@@ -86,6 +105,7 @@ def plan(shape: Shape, requests: PagedRequests, split_tokens: int = SPLIT_TOKENS
         "query_head",
         "pool_head",
         "pool_slot",
+        "scale_head",
         "table_row",
         "num_kv_heads",
         "group",
@@ -96,6 +116,7 @@ def plan(shape: Shape, requests: PagedRequests, split_tokens: int = SPLIT_TOKENS
 def paged_decode(
     query,
     pool,
+    kv_scales,
     tables,
     lengths,
     query_starts,
@@ -106,6 +127,7 @@ def paged_decode(
     query_head,
     pool_head,
     pool_slot,
+    scale_head,
     table_row,
     num_kv_heads,
     group,
@@ -122,8 +144,11 @@ def paged_decode(
     UNIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    STORED_AS: tl.constexpr,
+    FACTOR: tl.constexpr,
 ):
     """One split of 16 rows. `pool_head`, `pool_slot`: strides in units of `UNIT` numbers."""
+    DTYPE: tl.constexpr = query.dtype.element_ty
     request = tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     first_of_tile = tl.program_id(1) // num_kv_heads * ROWS
@@ -153,6 +178,10 @@ def paged_decode(
     keys = pool + (kv_head * UNIT).to(tl.int64) * pool_head
     values = pool + ((kv_head + num_kv_heads) * UNIT).to(tl.int64) * pool_head
     table = tables + request.to(tl.int64) * table_row
+    key_scales = kv_scales + kv_head.to(tl.int64) * scale_head
+    value_scales = kv_scales + (kv_head + num_kv_heads).to(tl.int64) * scale_head
+    if STORED_AS == 2:
+        scale *= tl.load(key_scales) * FACTOR
 
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -163,11 +192,15 @@ def paged_decode(
         is_token = tokens < end
         if HAS_WINDOW:
             is_token &= tokens >= first_seen
-        places_of_tokens = token_slots(table, tokens, is_token, PAGE) * pool_slot * UNIT
+        slots = token_slots(table, tokens, is_token, PAGE)
+        places_of_tokens = slots * pool_slot * UNIT
         k = tl.load(
             keys + places_of_tokens[None, :] + dims[:, None], mask=is_token[None, :] & is_dim[:, None], other=0.0
         )
-        scores = scores_of(q, k, scale, softcap, HAS_SOFTCAP)
+        scale_of_scores = scale
+        if STORED_AS == 1:
+            scale_of_scores = scale * token_scales(key_scales, slots, is_token)[None, :]
+        scores = scores_of(q, numbers_of(k, DTYPE, STORED_AS), scale_of_scores, softcap, HAS_SOFTCAP)
         seen = is_token[None, :] & (tokens[None, :] <= positions[:, None])
         if HAS_WINDOW:
             seen &= tokens[None, :] > positions[:, None] - window
@@ -175,8 +208,17 @@ def paged_decode(
         v = tl.load(
             values + places_of_tokens[:, None] + dims[None, :], mask=is_token[:, None] & is_dim[None, :], other=0.0
         )
-        maximum, total, attended = attend_tile(maximum, total, attended, scores, v)
+        v = values_of(v, DTYPE, STORED_AS)
+        if STORED_AS == 1:
+            of_values = token_scales(value_scales, slots, is_token) * FACTOR
+            maximum, total, attended = attend_tile(maximum, total, attended, scores, v, of_values)
+        else:
+            maximum, total, attended = attend_tile(maximum, total, attended, scores, v)
 
+    if STORED_AS == 1:
+        attended = attended * (1.0 / FACTOR)
+    if STORED_AS == 2:
+        attended = attended * (tl.load(value_scales) * FACTOR)
     is_row &= begin < end
     partials = (rows * num_kv_heads * group + heads) * num_splits + split
     tl.store(maxima + partials, maximum, mask=is_row)
@@ -244,6 +286,7 @@ def paged_decode_attention(
     requests: PagedRequests,
     scores: Scores,
     *,
+    kv_scales: Tensor | None = None,
     output: Tensor | None = None,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Tensor:
@@ -251,7 +294,9 @@ def paged_decode_attention(
 
     Args:
         query: `[T, H, D]` in bfloat16, float16 or float32, dense in D. Rows outside all requests are not written.
-        pool: `[2 * KV, slots, D]`, keys, then values; strides are multiples of 16 numbers.
+        pool: `[2 * KV, slots, D]`, keys, then values, in the query's dtype; or codes: int8, or uint8, the bits of
+            float8_e4m3fn. Strides are multiples of 16 numbers.
+        kv_scales: of codes. int8: float16 `[2 * KV, slots]`, dense in slots; e4m3: float32 `[2 * KV]`.
         output: `[T, H, D]`, contiguous, in the query's dtype; allocated by default.
         split_tokens: the same for all calls of a model.
 
@@ -260,12 +305,13 @@ def paged_decode_attention(
     Raises:
         KernelArgumentError: naming the argument.
     """
-    shape = check(query, pool, requests, scores)
+    shape = check(query, pool, requests, scores, kv_scales)
     require(requests.max_queries <= MAX_QUERIES, "max_queries", f"is {requests.max_queries}; at most {MAX_QUERIES}")
     if output is None:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     require(output.is_contiguous() and output.shape == query.shape, "output", "is not contiguous in the query's shape")
-    own = plan(shape, requests, split_tokens)
+    stored_as = StoredAs.of(pool.dtype)
+    own = plan(shape, requests, split_tokens, stored_as)
     count = requests.lengths.shape[0]
     if count == 0 or shape.num_rows == 0:
         return output
@@ -277,6 +323,7 @@ def paged_decode_attention(
     paged_decode[(count, shape.num_kv_heads * own.row_tiles, own.num_splits)](
         query,
         pool,
+        pool if kv_scales is None else kv_scales,
         requests.tables,
         requests.lengths,
         requests.query_starts,
@@ -287,6 +334,7 @@ def paged_decode_attention(
         query.stride(1),
         pool.stride(0) // STRIDE_UNIT,
         pool.stride(1) // STRIDE_UNIT,
+        0 if kv_scales is None else kv_scales.stride(0),
         requests.tables.stride(0),
         shape.num_kv_heads,
         shape.group,
@@ -294,7 +342,7 @@ def paged_decode_attention(
         window,
         scale,
         softcap,
-        **_decode_constants(own, shape.head_dim, requests.block_size_tokens, scores),
+        **_decode_constants(own, shape.head_dim, requests.block_size_tokens, scores, stored_as),
         num_warps=own.num_warps,
         num_stages=own.num_stages,
     )
@@ -314,7 +362,9 @@ def paged_decode_attention(
     return output
 
 
-def _decode_constants(own: DecodePlan, head_dim: int, page: int, scores: Scores) -> dict[str, int | bool]:
+def _decode_constants(
+    own: DecodePlan, head_dim: int, page: int, scores: Scores, stored_as: StoredAs
+) -> dict[str, int | float | bool]:
     return {
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": own.block_dim,
@@ -325,6 +375,8 @@ def _decode_constants(own: DecodePlan, head_dim: int, page: int, scores: Scores)
         "UNIT": STRIDE_UNIT,
         "HAS_WINDOW": scores.window is not None,
         "HAS_SOFTCAP": scores.softcap is not None,
+        "STORED_AS": int(stored_as),
+        "FACTOR": FACTORS[stored_as],
     }
 
 
@@ -339,21 +391,21 @@ def _combine_constants(own: DecodePlan, head_dim: int) -> dict[str, int]:
 
 def decode_variants() -> Iterator[Variant]:
     """Those of models in 16 bits with blocks of 16 tokens."""
-    for dtype, head_dim, scores in PRODUCTION:
-        own = tiles(head_dim)
-        pointers = {"query": f"*{dtype}", "pool": f"*{dtype}"}
+    for dtype, head_dim, scores, stored_as in production():
+        own = tiles(head_dim, stored_as=stored_as)
+        pointers = {"query": f"*{dtype}"} | pool_types(dtype, stored_as)
         partials = {"attended_out": "*fp32", "maxima": "*fp32", "sums": "*fp32"}
-        integers = paged_decode.arg_names[8:17]
+        integers = paged_decode.arg_names[9:19]
         yield Variant(
-            variant_name(dtype, head_dim, scores),
+            variant_name(dtype, head_dim, scores, stored_as),
             paged_decode,
             pointers | INDICES | partials | dict.fromkeys(integers, "i32") | {"scale": "fp32", "softcap": "fp32"},
-            _decode_constants(own, head_dim, 16, scores),
+            _decode_constants(own, head_dim, 16, scores, stored_as),
             TensorCores.MMA,
             own.num_warps,
             own.num_stages,
         )
-    for dtype, head_dim in sorted({(dtype, head_dim) for dtype, head_dim, _ in PRODUCTION}):
+    for dtype, head_dim in sorted({(dtype, head_dim) for dtype, head_dim, *_ in production()}):
         arguments = {"attended": "*fp32", "maxima": "*fp32", "sums": "*fp32", "lengths": "*i32", "query_starts": "*i32"}
         arguments |= {"output": f"*{dtype}", "num_heads": "i32", "num_splits": "i32", "window": "i32"}
         constants = _combine_constants(tiles(head_dim), head_dim)

@@ -1,7 +1,7 @@
 """The folder of machine code for CPUs, which lies beside this file. Readable without torch, numba and llvmlite.
 
     index.json            format, the kind of CPU, what compiled it, the SHA-256 of the sources and of the object file
-    paged_decode.o        an ELF object file
+    kernels.o             an ELF object file
 
 `hack.kernels.prebuild_cpu` writes it: `make venv` in a checkout, `make images` for the runtime image.
 """
@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMAT = 1
-INDEX, OBJECT = "index.json", "paged_decode.o"
+CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it
+INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
-SOURCES = ("paged_decode.py", "task.py")
+SOURCES = ("elementwise.py", "intrinsics.py", "paged_decode.py", "task.py")
 MAX_BYTES = 4 << 20
 # What every x86-64-v3 has and the code may use: most CPUs since 2013 to 2015 (x86-64 psABI, microarchitecture levels).
 X86_64_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
@@ -33,7 +34,7 @@ class Index:
     """What `index.json` holds."""
 
     format: int
-    cpu: str  # as LLVM names it
+    cpu: str  # CPU
     compiler: str
     sources_sha256: str
     object_sha256: str
@@ -60,10 +61,12 @@ def read_for_any_machine(folder: Path) -> bytes:
         code = _bytes(folder / OBJECT)
     except OSError as error:
         raise CodeError(f"no kernels are compiled for a CPU: {error.filename}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CodeError(f"{folder / INDEX} is damaged: {error}") from None
     if index.format != FORMAT:
         raise CodeError(f"{folder / INDEX} has format {index.format!r}; this runtime reads {FORMAT}")
+    if index.cpu != CPU:
+        raise CodeError(f"{folder} was compiled for {index.cpu!r}; this runtime reads code for {CPU}")
     if index.sources_sha256 != sources_sha256():
         raise CodeError(f"{folder} was compiled from other sources; `make venv` compiles it again")
     if index.object_sha256 != hashlib.sha256(code).hexdigest():
@@ -72,7 +75,7 @@ def read_for_any_machine(folder: Path) -> bytes:
 
 
 def sources_sha256() -> str:
-    """Of the kernel's sources, as they lie beside this file."""
+    """Of the kernels' sources, as they lie beside this file."""
     return hashlib.sha256(b"\0".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)).hexdigest()
 
 
@@ -98,5 +101,5 @@ def _bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"{path.name} has more than {MAX_BYTES} bytes")
+        raise CodeError(f"{path} is damaged: it has more than {MAX_BYTES} bytes")
     return content

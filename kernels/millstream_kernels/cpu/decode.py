@@ -63,9 +63,7 @@ class PagedDecodes:
         self._lengths = np.array(lengths, np.int64)
         widths = [-(-length // block_size_tokens) for length in lengths]
         self._starts = np.array([0, *accumulate(widths)][:-1], np.int64)
-        self._blocks = np.array(
-            [block for table, width in zip(tables, widths, strict=True) for block in table[:width]], np.int32
-        )
+        self._blocks = np.concatenate([_as_array(table[:width]) for table, width in zip(tables, widths, strict=True)])
         require(len(self._blocks) == sum(widths), "tables", "have fewer blocks than the tokens of their rows fill")
         require(int(self._blocks.min()) >= 0, "tables", "name a block below 0")
         self._end_slot = (int(self._blocks.max()) + 1) * block_size_tokens
@@ -118,7 +116,7 @@ class PagedDecodes:
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = numbers.data_ptr(), pool.data_ptr(), output.data_ptr()
         task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
-        self._code.run(call.address, call.num_parts)
+        self._code.run("paged_decode", call.address, call.num_parts)
         return output.to(query.dtype)
 
     def _prepared(self, query: Tensor, pool: Tensor, layer: _Layer) -> _Call:
@@ -181,6 +179,13 @@ class PagedDecodes:
             require(tensor.device.type == "cpu", name, f"is on {tensor.device}; the kernel reads a CPU's memory")
         require(pool.is_contiguous(), "pool", "is not contiguous")
         require(self._end_slot <= pool.shape[1], "tables", f"name a slot beyond the pool's {pool.shape[1]}")
+
+
+def _as_array(blocks: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """A range has as many numbers as a context has tokens, where blocks are slots: made at once, not one by one."""
+    if isinstance(blocks, range):
+        return np.arange(blocks.start, blocks.stop, blocks.step, dtype=np.int32)
+    return np.array(blocks, np.int32)
 
 
 def _check_scales(scales: Tensor | None, pool: Tensor) -> None:

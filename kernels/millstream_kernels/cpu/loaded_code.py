@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 import torch  # noqa: F401  # brings libgomp into the process, with names that are visible to all
 
 from millstream_kernels.cpu.code_folder import CodeError
-from millstream_kernels.cpu.task import ALONE, IN_TEAM
+from millstream_kernels.cpu.task import KERNELS, alone, in_team
 
 _TEAM_FUNCTIONS = ("omp_get_thread_num", "omp_get_num_threads")
 
@@ -37,15 +37,16 @@ class LoadedCode:
         self._engine = _engine()
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        self._in_team = self._address(IN_TEAM)
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address(ALONE))
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        self._in_team = {kernel: self._address(in_team(kernel)) for kernel in KERNELS}
+        self._alone = {kernel: function(self._address(alone(kernel))) for kernel in KERNELS}
 
-    def run(self, task_address: int, num_threads: int) -> None:
-        """Compute a task of `task.Field` whose parts are as many as the threads, or more."""
+    def run(self, kernel: str, task_address: int, num_threads: int) -> None:
+        """Compute a task of one of `task.KERNELS`; where it says how many parts it has, one per thread or more."""
         if num_threads > 1:
-            self._parallel(self._in_team, task_address, num_threads, 0)
+            self._parallel(self._in_team[kernel], task_address, num_threads, 0)
         else:
-            self._alone(task_address)
+            self._alone[kernel](task_address)
 
     def _address(self, name: str) -> int:
         address = self._engine.get_function_address(name)

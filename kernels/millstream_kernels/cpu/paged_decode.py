@@ -19,35 +19,22 @@ raises nothing, since its caller is no Python.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 
-from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
-
-# Sums may be reordered, for they are vectors; NaN and infinities keep their meaning, for a caller looks for them.
-REORDERED = {"reassoc", "contract", "arcp", "nsz"}
-OPTIONS: dict[str, Any] = {"fastmath": REORDERED, "error_model": "numpy", "boundscheck": False}
-SIGNATURE = types.void(types.CPointer(types.int64), types.int64, types.int64)
-
-LOG2_E = np.float32(1.4426950408889634)
-LEAST_EXPONENT = np.float32(-126.0)  # 2 ** -126 is the smallest normal float32; a weight below it is as good as none
-# 2 ** x for -0.5 <= x <= 0.5, from Cephes (S. Moshier): relative error 2e-7.
-EXP2 = tuple(
-    np.float32(one)
-    for one in (
-        1.535336188319500e-4,
-        1.339887440266574e-3,
-        9.618437357674640e-3,
-        5.550332471162809e-2,
-        2.402264791363012e-1,
-        6.931472028550421e-1,
-        1.0,
-    )
+from millstream_kernels.cpu.intrinsics import (
+    OPTIONS,
+    SIGNATURE,
+    bytes_at,
+    exp,
+    float32s,
+    half,
+    int32s,
+    int64s,
+    single,
+    uint16s,
 )
+from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
 
 FP8_SHIFT, FLOAT16_SHIFT = np.float32(2.0**120), np.float32(2.0**112)
 # Plain integers: numba takes globals for constants, but no members of an enumeration.
@@ -56,58 +43,6 @@ _SCALES, _FORMAT, _ROWS, _GROUPS, _GROUP, _HEAD_SIZE = (field.value for field in
 _SLOTS, _BLOCK_SIZE, _WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:21])
 _KEY_HEADS, _VALUE_HEADS, _VALUE_SIZE = (field.value for field in list(Field)[21:])
 _FLOAT32, _INT8, _FP8, _BFLOAT16 = (form.value for form in list(Format)[:4])
-
-
-def _pointer_to(kind: Any) -> Any:
-    """An intrinsic that takes an address for a pointer to numbers of that kind."""
-
-    @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(address), code
-
-    return pointer
-
-
-_float32s, _int32s, _int64s = _pointer_to(types.float32), _pointer_to(types.int32), _pointer_to(types.int64)
-_bytes, _uint16s = _pointer_to(types.uint8), _pointer_to(types.uint16)
-
-
-def _float32_of_bits(half: bool) -> Any:
-    """An intrinsic: the float32 whose bits these are, or that of a float16's bits."""
-
-    @intrinsic
-    def number(typing_context: Any, bits: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            if half:
-                return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-            return builder.bitcast(arguments[0], ir.FloatType())
-
-        return types.float32(types.uint16 if half else types.uint32), code
-
-    return number
-
-
-_half, _single = _float32_of_bits(half=True), _float32_of_bits(half=False)
-
-
-@njit(**OPTIONS)
-def _exp(x):
-    """e ** x of a float32 that is not above 0."""
-    exponent = x * LOG2_E
-    exponent = LEAST_EXPONENT if exponent < LEAST_EXPONENT else exponent  # NaN stays NaN, which max() would lose
-    whole = np.floor(exponent + np.float32(0.5))
-    rest = exponent - whole
-    power = EXP2[0]
-    power = power * rest + EXP2[1]
-    power = power * rest + EXP2[2]
-    power = power * rest + EXP2[3]
-    power = power * rest + EXP2[4]
-    power = power * rest + EXP2[5]
-    power = power * rest + EXP2[6]
-    return power * _single(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
 
 
 @njit(**OPTIONS)
@@ -120,10 +55,10 @@ def _to_float32(codes, halves, scales, head_scales, form, head, start, dim, bloc
     numbers = halves[start * dim : (start + count) * dim]
     if form == _BFLOAT16:
         for i in range(count * dim):
-            block[i] = _single(np.uint32(numbers[i]) << np.uint32(16))
+            block[i] = single(np.uint32(numbers[i]) << np.uint32(16))
     elif form == _INT8:
         for token in range(count):
-            scale = _half(scales[start + token])
+            scale = half(scales[start + token])
             own = codes[(start + token) * dim : (start + token + 1) * dim]
             into = block[token * dim : (token + 1) * dim]
             for i in range(dim):
@@ -134,7 +69,7 @@ def _to_float32(codes, halves, scales, head_scales, form, head, start, dim, bloc
         for i in range(count * dim):
             size = np.uint32(own[i] & np.uint8(0x7F))
             sign = np.uint32(own[i] & np.uint8(0x80)) << np.uint32(24)
-            number = _single((size << np.uint32(20)) | sign) * FP8_SHIFT
+            number = single((size << np.uint32(20)) | sign) * FP8_SHIFT
             block[i] = (np.float32(np.nan) if size == np.uint32(0x7F) else number) * scale
     else:
         for i in range(count * dim):
@@ -142,9 +77,9 @@ def _to_float32(codes, halves, scales, head_scales, form, head, start, dim, bloc
             sign = np.uint32(numbers[i] & np.uint16(0x8000)) << np.uint32(16)
             bits = (size << np.uint32(13)) | sign
             if size >= np.uint32(0x7C00):  # infinity or NaN
-                block[i] = _single(bits | np.uint32(0x7F800000))
+                block[i] = single(bits | np.uint32(0x7F800000))
             else:
-                block[i] = _single(bits) * FLOAT16_SHIFT
+                block[i] = single(bits) * FLOAT16_SHIFT
 
 
 @njit(**OPTIONS)
@@ -217,7 +152,7 @@ def _cap(scores, count, softcap):
     """Make `scores[:count]` softcap * tanh(score / softcap). tanh(x) is (1 - e ** -2x) / (1 + e ** -2x)."""
     for i in range(count):
         score = scores[i]
-        power = _exp(np.float32(-2) * abs(score) / softcap)
+        power = exp(np.float32(-2) * abs(score) / softcap)
         capped = softcap * (np.float32(1) - power) / (np.float32(1) + power)
         scores[i] = -capped if score < np.float32(0) else capped
 
@@ -232,7 +167,7 @@ def _weights(scores, count, softcap):
         largest = scores[i] if scores[i] > largest else largest
     total = np.float32(0)
     for i in range(count):
-        weight = _exp(scores[i] - largest)
+        weight = exp(scores[i] - largest)
         scores[i] = weight
         total += weight
     inverse = np.float32(1) / total
@@ -250,19 +185,19 @@ def paged_decode(task, part, step):
     key_heads, value_heads, size = fields[_KEY_HEADS], fields[_VALUE_HEADS], fields[_VALUE_SIZE]
     scale = np.float32(np.int64(fields[_SCALE]).view(np.float64))
     softcap = np.float32(np.int64(fields[_SOFTCAP]).view(np.float64))
-    cuts = carray(_int64s(fields[_CUTS]), parts + 1)
-    starts, lengths = carray(_int64s(fields[_STARTS]), rows), carray(_int64s(fields[_LENGTHS]), rows)
+    cuts = carray(int64s(fields[_CUTS]), parts + 1)
+    starts, lengths = carray(int64s(fields[_STARTS]), rows), carray(int64s(fields[_LENGTHS]), rows)
     numbers, results = group * dim, group * size  # of a unit's query, and of its output
-    queries = carray(_float32s(fields[_QUERY]), rows * groups * numbers)
-    outputs = carray(_float32s(fields[_OUTPUT]), rows * groups * results)
+    queries = carray(float32s(fields[_QUERY]), rows * groups * numbers)
+    outputs = carray(float32s(fields[_OUTPUT]), rows * groups * results)
     pool_heads = key_heads + value_heads
     pool_size = pool_heads * slots * dim
-    pool, codes = carray(_float32s(fields[_POOL]), pool_size), carray(_bytes(fields[_POOL]), pool_size)
-    halves = carray(_uint16s(fields[_POOL]), pool_size)
-    slot_scales = carray(_uint16s(fields[_SCALES]), pool_heads * slots)
-    head_scales = carray(_float32s(fields[_SCALES]), pool_heads)
+    pool, codes = carray(float32s(fields[_POOL]), pool_size), carray(bytes_at(fields[_POOL]), pool_size)
+    halves = carray(uint16s(fields[_POOL]), pool_size)
+    slot_scales = carray(uint16s(fields[_SCALES]), pool_heads * slots)
+    head_scales = carray(float32s(fields[_SCALES]), pool_heads)
     scratch_size = group * (width + 2 * dim) + block_size * dim
-    scratches = carray(_float32s(fields[_SCRATCH]), parts * scratch_size)
+    scratches = carray(float32s(fields[_SCRATCH]), parts * scratch_size)
     while part < parts:
         scratch = scratches[part * scratch_size : (part + 1) * scratch_size]
         scores, scaled = scratch[: group * width], scratch[group * width :][:numbers]
@@ -271,7 +206,7 @@ def paged_decode(task, part, step):
             own, row = unit // rows, unit % rows
             length = lengths[row]
             first = max(0, length - window) if window > 0 else 0
-            table = carray(_int32s(blocks + 4 * starts[row]), -(-length // block_size))
+            table = carray(int32s(blocks + 4 * starts[row]), -(-length // block_size))
             place = row * groups + own
             for i in range(numbers):
                 scaled[i] = queries[place * numbers + i] * scale

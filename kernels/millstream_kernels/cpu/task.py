@@ -1,7 +1,7 @@
-"""What the decode kernel is given: numbers of 64 bits, one after another. Readable without numba and torch.
+"""What kernels for a CPU are given: numbers of 64 bits, one after another. Readable without numba and torch.
 
-A *unit* is one row and one group of query heads, which share a head of keys: unit `group * rows + row`. Units are
-shared out among threads.
+In `Field`, a *unit* is one row and one group of query heads, which share a head of keys: unit `group * rows + row`.
+Threads share the units.
 """
 
 from __future__ import annotations
@@ -49,5 +49,69 @@ class Field(IntEnum):
 
 
 NUM_FIELDS = len(Field)
-# Functions of the machine code. Both take the task's address; the first is called by each thread of an OpenMP team.
-IN_TEAM, ALONE = "millstream_paged_decode", "millstream_paged_decode_alone"
+
+
+class NormField(IntEnum):
+    """Of `rms_norm`. Here and below the first are addresses of contiguous memory."""
+
+    X = 0  # float32 [ROWS, SIZE]
+    WEIGHT = 1  # float32 [SIZE]
+    OUT = 2  # float32 [ROWS, SIZE]
+    ROWS = 3
+    SIZE = 4
+    EPS = 5  # a float64
+
+
+class ActivationKind(IntEnum):
+    SILU = 0
+    GELU_TANH = 1
+
+
+class GateField(IntEnum):
+    """Of `gated_activation`."""
+
+    X = 0  # float32 [ROWS, 2 * SIZE]: gates, then ups
+    OUT = 1  # float32 [ROWS, SIZE]
+    ROWS = 2
+    SIZE = 3
+    KIND = 4  # an ActivationKind
+
+
+class RopeField(IntEnum):
+    """Of `rope_kv_write`."""
+
+    QKV = 0  # float32 [TOKENS, HEADS + 2 * KV_HEADS, HEAD_SIZE]
+    QUERY = 1  # float32 [TOKENS, HEADS, HEAD_SIZE]
+    POOL = 2  # float32 [2 * KV_HEADS, POOL_SLOTS, HEAD_SIZE]: keys, then values
+    COS = 3  # float32 [NUM_ANGLES, PAIRS]
+    SIN = 4  # float32 [NUM_ANGLES, PAIRS]
+    POSITIONS = 5  # int64 [TOKENS]: rows of the angles
+    SLOTS = 6  # int64 [TOKENS]
+    HEAD_WEIGHT = 7  # float32 [HEADS + KV_HEADS, HEAD_SIZE], of norms; 0: there are none
+    TOKENS = 8
+    HEADS = 9
+    KV_HEADS = 10
+    HEAD_SIZE = 11
+    PAIRS = 12  # of numbers that turn: half of the rotary size
+    POOL_SLOTS = 13
+    NUM_ANGLES = 14
+    EPS = 15  # a float64
+
+
+# By the name of each kernel, where it is: a module of this package. The function has the same name.
+KERNELS = {
+    "paged_decode": "paged_decode",
+    "rms_norm": "elementwise",
+    "gated_activation": "elementwise",
+    "rope_kv_write": "elementwise",
+}
+
+
+def in_team(kernel: str) -> str:
+    """The function of the machine code that each thread of an OpenMP team calls with the task's address."""
+    return f"millstream_{kernel}"
+
+
+def alone(kernel: str) -> str:
+    """The function that one thread calls with it."""
+    return f"millstream_{kernel}_alone"

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 import triton
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from millstream_kernels.arguments import require, require_tensor, require_unit_stride
 from millstream_kernels.elementwise.codes import e4m3_codes, int8_codes, largest_of
+from millstream_kernels.stored_as import StoredAs
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
@@ -42,14 +42,6 @@ UNIT = 8  # strides of heads are passed in units of 8 numbers: 16 bytes of 16 bi
 POOL_UNIT = 16  # strides of the pool
 MAX_HEAD_DIM = 256
 HEADS = 8  # of a program
-
-
-class StoredAs(IntEnum):
-    """How the pool keeps a number."""
-
-    NUMBERS = 0  # in the model's type
-    INT8 = 1  # code * scale of its token and head
-    E4M3 = 2  # code * scale of its head
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class PagedPool:
 
     @property
     def stored_as(self) -> StoredAs:
-        return {torch.int8: StoredAs.INT8, torch.uint8: StoredAs.E4M3}.get(self.stored.dtype, StoredAs.NUMBERS)
+        return StoredAs.of(self.stored.dtype)
 
 
 @dataclass(frozen=True, slots=True)

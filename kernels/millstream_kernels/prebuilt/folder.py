@@ -79,7 +79,7 @@ class PrebuiltFolder:
             return PrebuiltFolder(path, str(content["triton"]), entries)
         except OSError as error:
             raise PrebuiltError(f"{index}: {error.strerror or error}") from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PrebuiltError(f"{index} is damaged: {error}") from None
 
     def files(self, entry: Entry) -> Files:

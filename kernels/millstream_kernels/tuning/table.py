@@ -119,7 +119,7 @@ def read(path: Path, architecture: int) -> Table:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TuningTableError(path.name, f"cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TuningTableError(path.name, "is no JSON") from None
     return parse(document, architecture, path.name)
 

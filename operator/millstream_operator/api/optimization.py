@@ -120,7 +120,8 @@ class QualityGate(ApiModel):
 class Quantization(ApiModel):
     method: QuantizationMethod | None = Field(
         None,
-        description="Format of the weights. Auto: as in the checkpoint, or what source and GPU allow. Default: Auto.",
+        description="Format of the weights. Auto: as in the checkpoint. FP8, with neither calibration nor qualityGate: "
+        "a source of 16 bits is rounded while it is loaded. Default: Auto.",
     )
     kv_cache: KVCacheMethod | None = Field(
         None, description="Format of keys and values. Auto: that of the model's arithmetic. Default: Auto."

@@ -98,7 +98,8 @@ class GpuPart(_Data):
 # The minimum compute capability of each format: FP8 tensor cores and AWQ's kernels as in vLLM's documentation of
 # hardware support; 16-bit weights run on every GPU of this catalogue.
 MINIMUM_SM = {"None": 70, "AWQ": 75, "GPTQ": 70, "FP8": 89, "INT8": 75, "NF4": 70, "RTN": 75, "GGUF": 70}
-MINIMUM_SM_KV_CACHE = {"None": 70, "FP8": 89, "INT8": 75}
+# Keys and values are never multiplied as FP8: the runtime converts them, without an instruction that a GPU may lack.
+MINIMUM_SM_KV_CACHE = {"None": 70, "FP8": 75, "INT8": 75}
 
 
 class GpuCatalog:

@@ -21,14 +21,16 @@ from millstream_operator.catalog.inspected_model import (
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.job_attempts import JobStep, JobWork, next_job_step
+from millstream_operator.planning.choices.rounded_weights import is_judged
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.made_model import made_method
+from millstream_operator.planning.made_model import asked_method, made_method
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.requires import draft_source, head_method, source_kind
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import INSPECT_CONTAINER
 from millstream_runtime.config import CAPABILITIES, Capabilities
+from millstream_runtime.quantization_config.scheme import ROUNDED_METHOD
 
 Manifest = dict[str, Any]
 # Requirements of a plan that facts alone can meet: what RTN made is stored under other names, and a GGUF file of 16
@@ -62,6 +64,8 @@ def _depends_on_the_model(owner: LLMDeployment) -> bool:
     on_gpu = (spec.accelerator or Accelerator()).type is not AcceleratorType.CPU
     if made_method(spec) is not None or draft_source(spec) is not None or _names_no_format(spec):
         return True
+    if asked_method(spec) == ROUNDED_METHOD and is_judged(spec):
+        return True  # of a folder in 16 bits the gate would judge other weights than those that the runtime makes of it
     return on_gpu or spec.objectives is not None or spec.budget is not None or any(n is not None for n in numbers)
 
 

@@ -27,6 +27,7 @@ EVERYTHING = Capabilities(
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
+    rounded_quantization_methods=frozenset({"FP8"}),
 )
 
 # What the planner takes of `CAPABILITIES` without being asked. No GPU has measured what drafts gain there.

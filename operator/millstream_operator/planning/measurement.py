@@ -131,6 +131,8 @@ def _ledger(plan: Plan, shape: ModelShape, part: GpuPart) -> MemoryLedger:
         tensor=tensor,
         max_num_batched_tokens=engine["maxNumBatchedTokens"],
         max_num_seqs=engine["maxNumSeqs"],
+        kv_cache=plan.get("kvCache") or "None",
+        max_model_len=engine.get("maxModelLen") or 0,
     )
     weights = rank_weights(shape, stored, tensor)
     return gpu_ledger(part, engine["gpuMemoryUtilizationPercent"], shape, weights, activations, ranks=tensor)

@@ -185,7 +185,7 @@ class Plan:
     replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
     replicas_for_load: int | None = None  # set where the plan is shown (`scaling_cost.py`), never where it is pinned
     kv_cache: str = "None"
-    asked_quantization: str | None = None  # what the spec says of a checkpoint that was not inspected
+    asked_quantization: str | None = None  # of a checkpoint that was not inspected, or is rounded while it is loaded
     dtype: str | None = None  # of what is not quantised, for people alone: it is not stored. None: not known
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None

@@ -32,6 +32,7 @@ from millstream_operator.planning.choices.placement_reasons import (
     rate_reasons,
 )
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
+from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.choices.waiting import search_in_order
 from millstream_operator.planning.facts import Facts
@@ -184,8 +185,8 @@ def _search(
     return choose_placement(
         Question(
             resolved=resolved,
-            shape=shape,
-            formats=choose_formats(resolved, shape, facts.choosable),
+            shape=as_loaded(deployment.spec, shape, facts.runtime),
+            formats=choose_formats(resolved, shape, facts.choosable, facts.runtime),
             speculation=choose_speculation(deployment.spec, facts.choosable).plan,
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
@@ -208,7 +209,7 @@ def _planned(
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
     best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
     assert facts.shape is not None  # noqa: S101 - `decide` asked
-    found = choose_formats(resolved, facts.shape, facts.choosable)
+    found = choose_formats(resolved, facts.shape, facts.choosable, facts.runtime)
     blind = plan_from_spec(deployment, defaults, facts)
     resources, resources_reason = replica_resources(deployment.spec, facts, candidate.gpus, candidate.tensor)
     return replace(
@@ -271,8 +272,9 @@ def _sentence(words: str) -> str:
 
 def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool) -> Plan | Infeasible:
     """A CPU replica: the same plan as without facts, with its ledger, or what is short."""
-    shape, draft = facts.shape, usable_draft_shape(deployment.spec, facts)
-    assert shape is not None  # noqa: S101 - `decide` asked
+    assert facts.shape is not None  # noqa: S101 - `decide` asked
+    shape = as_loaded(deployment.spec, facts.shape, facts.runtime)
+    draft = usable_draft_shape(deployment.spec, facts)
     if draft is not None and (problem := cpu_draft_problem(deployment.spec, shape, draft)) is not None:
         infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import GPU_RESOURCE, PlanReason, ResourcePlan
 from millstream_operator.planning.requires import draft_source, usable_draft_shape
@@ -137,7 +138,8 @@ def _used_on_cpu(spec: LLMDeploymentSpec, facts: Facts) -> int | None:
     if facts.shape is None:
         return None
     draft = usable_draft_shape(spec, facts)
-    weights_bytes = cpu_weights_bytes(facts.shape) + (cpu_weights_bytes(draft) if draft is not None else 0)
+    shape = as_loaded(spec, facts.shape, facts.runtime)
+    weights_bytes = cpu_weights_bytes(shape) + (cpu_weights_bytes(draft) if draft is not None else 0)
     return PROCESS_BYTES + RESERVE_BYTES + weights_bytes
 
 

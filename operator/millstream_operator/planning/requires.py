@@ -15,6 +15,7 @@ from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.kv_layout import TABLE_PER_GROUP
 from millstream_operator.planning.choices.quantization import NEEDS_QUANTIZED_CHECKPOINT
+from millstream_operator.planning.choices.rounded_weights import is_judged
 from millstream_operator.planning.facts import Facts
 from millstream_runtime.config import Capabilities
 
@@ -42,7 +43,7 @@ _MEANINGS = {
 _HEADS_ON_A_GPU = (
     "speculation by {} on a GPU (set speculation.method to DraftModel or NGram, or accelerator.type to CPU)"
 )
-# The runtime loads these formats, and makes none while it loads.
+# The runtime loads these formats, and makes none of them while it loads; FP8 it makes where no gate has to judge it.
 _MADE_WHILE_LOADING = (
     "making {0} weights of a 16-bit model (name a checkpoint in {0} as model.source, or set quantization.calibration)"
 )
@@ -124,7 +125,7 @@ def requirements(
     if shape is not None and shape.family not in runtime.model_families:
         found.append(f"modelFamily={shape.family}")
     on_cpu = (deployment.spec.accelerator or Accelerator()).type is AcceleratorType.CPU
-    found += _missing_for_weights(method, shape, runtime, on_cpu=on_cpu)
+    found += _missing_for_weights(method, shape, runtime, on_cpu=on_cpu, is_judged=is_judged(deployment.spec))
     if kv_cache not in (runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods):
         found.append(f"kvCache={kv_cache}")
     if (deployment.spec.engine or Engine()).hybrid_kv_cache_manager is Switch.ENABLED and (
@@ -140,8 +141,13 @@ def requirements(
     return tuple(dict.fromkeys(found))
 
 
-def _missing_for_weights(method: str, shape: ModelShape | None, runtime: Capabilities, *, on_cpu: bool) -> list[str]:
-    """Return what is missing to load weights by the plan's `method`. What is stored decides, however it is called."""
+def _missing_for_weights(
+    method: str, shape: ModelShape | None, runtime: Capabilities, *, on_cpu: bool, is_judged: bool
+) -> list[str]:
+    """Return what is missing to load weights by the plan's `method`. What is stored decides, however it is called.
+
+    `is_judged`: a quality gate has to judge them, which needs a folder that holds them.
+    """
     found: list[str] = []
     stored = shape.quantization if shape is not None else None
     is_stored = stored is not None and stored.may_be(method)
@@ -154,6 +160,7 @@ def _missing_for_weights(method: str, shape: ModelShape | None, runtime: Capabil
         and not is_stored
         and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
         and method not in runtime.online_quantization_methods
+        and (is_judged or method not in runtime.rounded_quantization_methods)
     ):
         found.append(f"quantization={method}")
     elif stored is not None and stored.problem:

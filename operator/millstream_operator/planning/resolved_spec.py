@@ -33,6 +33,7 @@ class ResolvedSpec:
     products: tuple[str, ...]
     method: str
     is_made: bool = False  # the cluster quantizes the weights
+    is_judged: bool = False  # a quality gate must pass first
     kv_cache: str
     input_tokens: int
     output_tokens: int
@@ -88,6 +89,7 @@ def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:
         products=tuple((spec.accelerator or Accelerator()).products or ()),
         method=asked_method(spec),
         is_made=made_method(spec) is not None,
+        is_judged=quantization.quality_gate is not None,
         kv_cache=(quantization.kv_cache or "Auto") + "",
         input_tokens=min(workload.input_tokens or lengths.input_tokens, max(1, length // 2)),
         output_tokens=min(workload.output_tokens or lengths.output_tokens, max(1, length // 2)),

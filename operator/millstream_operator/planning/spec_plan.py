@@ -15,11 +15,13 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.kv_layout import hybrid_flag
 from millstream_operator.planning.choices.quantization import (
+    ROUNDED_REASON,
     gguf_left_out,
     is_plain_gguf,
     plain_gguf_reason,
     unnamed_method,
 )
+from millstream_operator.planning.choices.rounded_weights import as_loaded, is_rounded, may_be_rounded
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -85,13 +87,14 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
     """
     spec, facts = deployment.spec, facts or Facts()
-    placement = _spec_placement(spec, facts.shape)
+    placement = _spec_placement(spec, facts)
     engine, engine_reasons = _engine(spec, facts, placement.on_gpu)
     image, image_reason = _runtime_image(spec, defaults)
     resources, resources_reason = replica_resources(spec, facts, placement.gpus, placement.tensor)
     speculation = choose_speculation(spec, facts.choosable)
     if not placement.on_gpu:
-        speculation = _with_gain(_within_heads(speculation, facts.draft_shape), facts)
+        shape = as_loaded(spec, facts.shape, facts.runtime) if facts.shape is not None else None
+        speculation = _with_gain(_within_heads(speculation, facts.draft_shape), replace(facts, shape=shape))
     missing = missing_capabilities(deployment, facts, placement, speculation)
     unknown = facts.unknown if placement.on_gpu else ()
     return Plan(
@@ -101,7 +104,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         tensor_parallel_size=placement.tensor,
         pipeline_parallel_size=placement.pipeline,
         quantization=placement.method,
-        asked_quantization=_asked_of_unknown(spec, facts.shape),
+        asked_quantization=_asked_of_runtime(spec, facts),
         kv_cache=placement.kv_cache,
         dtype=placement.dtype,
         speculation=speculation.plan,
@@ -218,13 +221,17 @@ def missing_capabilities(
     )
 
 
-def _asked_of_unknown(spec: LLMDeploymentSpec, shape: ModelShape | None) -> str | None:
-    """The format that the runtime has to find in a checkpoint; None where the planner has seen it, or none is named."""
-    asked = asked_method(spec)
-    return asked if shape is None and asked not in ("Auto", "None") else None  # None is what an absent method plans
+def _asked_of_runtime(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
+    """The format that the runtime has to find in a checkpoint, or to round it to; None where the planner has seen it,
+    or none is named."""
+    asked, shape = asked_method(spec), facts.shape
+    if shape is not None:
+        return asked if is_rounded(spec, shape, facts.runtime) else None
+    return asked if asked not in ("Auto", "None") else None  # None is what an absent method plans
 
 
-def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecPlacement:
+def _spec_placement(spec: LLMDeploymentSpec, facts: Facts) -> _SpecPlacement:
+    shape = facts.shape
     accelerator, accelerator_reason = _accelerator(spec.accelerator or Accelerator())
     parallelism, asked_kv = spec.parallelism or Parallelism(), (spec.quantization or Quantization()).kv_cache
     tensor, pipeline = parallelism.tensor, parallelism.pipeline
@@ -233,6 +240,8 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         for asked in (asked_method(spec), asked_kv + "" if asked_kv is not None else None)
     )
     why = "The weights are served as they are in the checkpoint."
+    if shape is None and may_be_rounded(spec, facts.runtime):
+        why = f"{why.removesuffix('.')}, or rounded to {method} where it has 16 or 32 bits."
     if shape is not None and (stored := shape.quantization) is not None:
         whose = "The checkpoint's own quantization_config"
         if made_method(spec) is not None:
@@ -241,6 +250,8 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         why = f"{whose}: {'' if unnamed else f'{method}, '}{stored.bits} bit.{unnamed}"
     elif shape is not None and is_plain_gguf(asked_method(spec), shape):
         method, why = "None", plain_gguf_reason(shape)
+    elif shape is not None and is_rounded(spec, shape, facts.runtime):
+        why = f"spec.quantization.method asks for {method}. {ROUNDED_REASON}"
     kv_reason = PlanReason("kvCache", f"spec.quantization.kvCache asks for {kv_cache}.")
     reasons = (
         accelerator_reason,

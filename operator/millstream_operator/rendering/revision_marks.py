@@ -85,7 +85,7 @@ def _failure(text: str | None) -> Failure | None:
         found = json.loads(text)
         retry_at = found.get("retryAt")
         return Failure(str(found["reason"]), str(found["message"]), retry_at if isinstance(retry_at, str) else None)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

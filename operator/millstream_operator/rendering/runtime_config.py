@@ -60,7 +60,7 @@ def boot_config(
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
         enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
-        kv_cache_dtype=_kv_cache_dtype(plan),
+        kv_cache_dtype=_KV_CACHE_DTYPES[plan.kv_cache],
         speculation_method=method,
         max_draft_tokens=plan.speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
         draft_model=_draft_model(plan, model_root) if method.has_weights else None,
@@ -78,12 +78,6 @@ def boot_config(
 def _weight_format(plan: Plan) -> WeightFormat | None:
     """None for a method that no checkpoint is stored by (RTN): such a plan is shown and not applied."""
     return next((one for one in WeightFormat if one == plan.asked_quantization), None)
-
-
-def _kv_cache_dtype(plan: Plan) -> KVCacheDType:
-    """Of a GPU always that of the model: a plan with another is never applied (`requires`), and older operators, which
-    rendered none, have stored such plans."""
-    return _KV_CACHE_DTYPES[plan.kv_cache] if plan.accelerator is AcceleratorType.CPU else KVCacheDType.AUTO
 
 
 def _speculation_method(plan: Plan) -> SpeculationMethod:

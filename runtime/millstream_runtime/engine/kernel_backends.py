@@ -32,3 +32,4 @@ class LinearChoice(msgspec.Struct, frozen=True):
     computed_by: str
     reason: str
     layers: int
+    rounded_while_loading: bool = False  # from 16 or 32 bits in the checkpoint

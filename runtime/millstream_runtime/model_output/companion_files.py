@@ -21,6 +21,13 @@ COPIED = (
 MAX_COPIED_BYTES = 256 << 20
 
 
+def model_files(folder: Path) -> Iterator[Path]:
+    """The files of a model folder that may be read, whether or not they exist; of weights those that do."""
+    yield from (folder / name for name in ("config.json", *COPIED))
+    for pattern in ("*.safetensors", "*.safetensors.index.json", "*.gguf"):
+        yield from folder.glob(pattern)
+
+
 def copy_companions(source: Path, work: ResumableFolder) -> None:
     """Copy those that `source` has. Raises RuntimeFailure: DiskFull."""
     for file in _companions(source):

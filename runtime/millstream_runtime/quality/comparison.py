@@ -64,7 +64,8 @@ def compare(
     documents, tokenizer = _documents(base, candidate, settings)
     data = report.JudgedData(str(settings.data), documents_digest(settings.data, "--data"))  # it may be gone later
     models = StreamedModel(base), StreamedModel(candidate)
-    scores = stream_scores(*models, documents, room_for(*models), on_progress)
+    room = room_for(*models, max(len(one.token_ids) for one in documents))
+    scores = stream_scores(*models, documents, room, on_progress)
     verdicts = [judge(one, settings.workload, settings.limits) for one in by_slice(scores, settings.seed)]
     worst = report.worst_documents(scores, settings.num_worst)
     answers = [

@@ -30,8 +30,11 @@ class Room:
     copy_budget_bytes: int  # copies of the weights of one layer
 
 
-def room_for(base: StreamedModel, candidate: StreamedModel) -> Room:
+def room_for(base: StreamedModel, candidate: StreamedModel, longest_tokens: int) -> Room:
     """Share out the memory: half of what is beyond the needed for copies, as in a server, a quarter for documents.
+
+    Args:
+        longest_tokens: of a document. Its hidden states are in memory at once, however many they are.
 
     Raises:
         RuntimeFailure: OutOfMemory, one layer and both output heads do not fit; on a GPU that is found when they are
@@ -46,15 +49,18 @@ def room_for(base: StreamedModel, candidate: StreamedModel) -> Room:
         head_bytes=max((one.head for one in weights), default=0),
         embedding_bytes=max((one.embedding for one in weights), default=0),
     )
+    token_bytes = sum(one.hidden_size * one.dtype.itemsize for one in models)
+    is_long = longest_tokens > GROUP_TOKENS
+    needed_bytes += token_bytes * (longest_tokens - GROUP_TOKENS) if is_long else 0
     usable_bytes = max(0, memory_limit_bytes() - resident_bytes())
     if needed_bytes > usable_bytes:
         raise RuntimeFailure(
             FailureReason.OUT_OF_MEMORY,
             f"Judging needs {gibibytes(needed_bytes)} for one layer, both output heads and hidden states, and "
-            f"{gibibytes(usable_bytes)} of memory is usable: compare the models on a machine with more memory.",
+            f"{gibibytes(usable_bytes)} of memory is usable: compare the models on a machine with more memory"
+            f"{f', or give a smaller --max-tokens (a document has {longest_tokens})' if is_long else ''}.",
         )
     more_bytes = usable_bytes - needed_bytes
-    token_bytes = sum(one.hidden_size * one.dtype.itemsize for one in models)
     return Room(GROUP_TOKENS + more_bytes // 4 // token_bytes, more_bytes // 2 if weights else 0)
 
 

@@ -7,6 +7,7 @@ from millstream_runtime.quantization.gguf import GgufLayout
 from millstream_runtime.quantization.gptq import GptqLayout
 from millstream_runtime.quantization.nf4 import Nf4Layout
 from millstream_runtime.quantization.packed_integers import PackedIntegersLayout
+from millstream_runtime.quantization.rounded_while_loading import RoundedWhileLoadingLayout
 from millstream_runtime.quantization.scaled_codes import ScaledCodesLayout
 from millstream_runtime.quantization.unquantized import UNQUANTIZED
 from millstream_runtime.quantization.weight_layout import WeightLayout
@@ -16,6 +17,7 @@ from millstream_runtime.quantization_config.formats import (
     GptqFormat,
     Nf4Format,
     PackedIntegersFormat,
+    RoundedWhileLoadingFormat,
     ScaledCodesFormat,
     StoredFormat,
 )
@@ -34,6 +36,8 @@ def layout_for(stored: StoredFormat | None) -> WeightLayout:
             return GgufLayout(stored.type_name)
         case Nf4Format():
             return Nf4Layout(stored.double_quant)
+        case RoundedWhileLoadingFormat():
+            return RoundedWhileLoadingLayout()
         case ScaledCodesFormat():
             return ScaledCodesLayout(stored)
         case None:

@@ -58,6 +58,11 @@ class ScaledCodesFormat:
     has_int8_activations: bool = False  # inputs are meant to be int8, too
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedWhileLoadingFormat:
+    """16 or 32 bits in the file, which become float8_e4m3 with a scale per output when they are loaded."""
+
+
 # Methods of the API that make integers. Formats that are named after none of them do not say which it was.
 INTEGER_METHODS = ("AWQ", "GPTQ", "RTN")
 # As what a method may be stored that has no format of its own: `millstream quantize --method rtn` writes AWQ's.
@@ -70,4 +75,12 @@ def compressed_integers(bits: int) -> str:
     return f"{bits}-bit integers of compressed-tensors ({', '.join(others)} or {last})"
 
 
-StoredFormat = AwqFormat | GgufFormat | GptqFormat | PackedIntegersFormat | Nf4Format | ScaledCodesFormat
+StoredFormat = (
+    AwqFormat
+    | GgufFormat
+    | GptqFormat
+    | PackedIntegersFormat
+    | Nf4Format
+    | RoundedWhileLoadingFormat
+    | ScaledCodesFormat
+)

@@ -21,6 +21,7 @@ from millstream_runtime.quantization_config.formats import (
     GptqFormat,
     Nf4Format,
     PackedIntegersFormat,
+    RoundedWhileLoadingFormat,
     ScaledCodesFormat,
     StoredFormat,
     compressed_integers,
@@ -32,6 +33,7 @@ KEPT_FIELDS = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_s
 TARGETS_OF_GPTQ = "modules_in_block_to_quantize"
 BITSANDBYTES_RANGE = 127.0  # SCB is the largest weight of a row
 DEFAULT_OUTLIER_THRESHOLD = 6.0  # of bitsandbytes
+ROUNDED_METHOD = "FP8"  # what weights of 16 and 32 bits can be rounded to while they are loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class QuantizationScheme:
     def may_be(self, method: str) -> bool:
         """Whether the spec may call it so: how numbers are stored need not say which method chose them."""
         return method == self.method or method in self.made_by
+
+    @property
+    def is_rounded_while_loading(self) -> bool:
+        """Whether the files hold 16 or 32 bits, which become `method` when they are loaded."""
+        return isinstance(self.format, RoundedWhileLoadingFormat)
 
     @property
     def words(self) -> str:
@@ -85,6 +92,12 @@ def read_scheme(quantization: Mapping[str, Any], source: str) -> QuantizationSch
     if (pattern := module_patterns.unreadable(named)) is not None:
         raise settings.unsupported("ignore", pattern, "names of modules, and patterns of literals, `.*` and `(a|b)`")
     return scheme
+
+
+def rounded_while_loading() -> QuantizationScheme:
+    """Return the scheme of a model of 16 or 32 bits whose linear layers are rounded when they are loaded."""
+    about = "weights of 16 or 32 bits are rounded while they are loaded, and no quality gate has judged the result"
+    return QuantizationScheme(ROUNDED_METHOD, RoundedWhileLoadingFormat(), about=about)
 
 
 def _read_awq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:

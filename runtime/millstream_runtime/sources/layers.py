@@ -294,7 +294,7 @@ def read_record(folder: Path) -> LayerContent[LocalFile] | None:
         files = {name: LocalFile(folder / name, size, sha256) for name, (size, sha256) in record["files"].items()}
         whole = all(file.path.stat().st_size == file.size_bytes for file in files.values())
         return LayerContent(files, frozenset(record["removed"]), frozenset(record["emptied"])) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

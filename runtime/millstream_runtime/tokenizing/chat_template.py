@@ -9,6 +9,7 @@ alone would cost a second of every boot.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -24,6 +25,7 @@ import jinja2.utils
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+MAX_RENDER_SECONDS = 30.0  # a server waits no longer, and its thread is needed for other chats
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # What no client may give: variables and helpers of every template, and arguments of `apply_chat_template` of
 # `transformers`, which some servers would read there.
@@ -74,10 +76,11 @@ class ChatTemplate:
         `template_kwargs`: further variables, as plain JSON. They replace none of the server's.
 
         Raises:
-            ChatTemplateError: the template refused the messages, or its output is longer than any context.
+            ChatTemplateError: the template refused the messages, its output is longer than any context, or it has not
+                ended after MAX_RENDER_SECONDS. The time is looked at between two pieces of output.
         """
         pieces: list[str] = []
-        characters = 0
+        characters, deadline_seconds = 0, time.monotonic() + MAX_RENDER_SECONDS
         variables = {**template_kwargs, **self._constants, "messages": [dict(message) for message in messages]}
         context = self._template.new_context(variables, shared=True)
         try:
@@ -85,6 +88,8 @@ class ChatTemplate:
                 characters += len(piece)
                 if characters > MAX_RENDERED_CHARACTERS:
                     raise ChatTemplateError("The rendered messages are too long.")
+                if time.monotonic() > deadline_seconds:
+                    raise ChatTemplateError("The model's chat template takes too long to render the messages.")
                 pieces.append(piece)
         except ChatTemplateError:
             raise

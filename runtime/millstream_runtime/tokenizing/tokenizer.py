@@ -161,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
         ) from error

@@ -57,9 +57,9 @@ def draft_config(settings: Settings, folder: Path) -> dict[str, Any]:
     elif kind in HEADS:
         config["speculation_method"] = SpeculationMethod.MEDUSA
         config["draft_model"] = str(_medusa(folder))
-        if settings.draft_tree is not None:
-            del config["max_draft_tokens"]  # which the tree says
-            config["draft_tree"] = settings.draft_tree
+    if settings.draft_tree is not None:
+        del config["max_draft_tokens"]  # which the tree says
+        config["draft_tree"] = settings.draft_tree
     return config
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.models.layers.compiled_layers import CompiledLayers
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
@@ -64,13 +65,27 @@ class FakeClock:
         return self._now_seconds
 
 
+class _Key(NamedTuple):
+    """What decoders that engines share have in common."""
+
+    folder: str
+    max_model_len: int
+    kernels: str
+
+
+def _part_kernels(kernels: LayerKernels | None) -> str:
+    if kernels is None:
+        return "torch's layers"
+    return "compiled layers" + (", rotation too" if kernels.rotates else "")
+
+
 class Engines:
     """Makes engines of the models below a folder."""
 
     def __init__(self, root: Path, processors_of: ProcessorsOf | None = None) -> None:
         """`processors_of`: of the requests of all engines; None: they have none."""
         self.root, self._processors_of = root, processors_of
-        self._decoders: dict[tuple[str, int], Decoder] = {}
+        self._decoders: dict[_Key, Decoder] = {}
         self._pair: Leader | None = None
 
     def close(self) -> None:
@@ -151,15 +166,16 @@ class Engines:
         kernels: LayerKernels | None = None,
     ) -> Decoder:
         """A decoder has no state of a request, so engines may share it."""
-        if ranks.size > 1 or kernels is not None:
+        if ranks.size > 1 or not (kernels is None or isinstance(kernels, CompiledLayers)):
             return _load_shard(config, shard_config, ranks, on_read, kernels)
-        key = config.model, shard_config.model_config.max_model_len
+        key = _Key(config.model, shard_config.model_config.max_model_len, _part_kernels(kernels))
         if key not in self._decoders:
-            self._decoders[key] = _load_shard(config, shard_config, ranks, on_read)
+            self._decoders[key] = _load_shard(config, shard_config, ranks, on_read, kernels)
         return self._decoders[key]
 
     def _load_draft(self, config: RuntimeConfig, target: ShardConfig, draft: draft_shard.DraftShard) -> Decoder:
-        key = str(draft.folder), draft.model_config.max_model_len
+        kernels = draft_shard.draft_kernels(config, target, draft.model_config)
+        key = _Key(str(draft.folder), draft.model_config.max_model_len, _part_kernels(kernels))
         if key not in self._decoders:
             self._decoders[key] = _load_draft(config, target, draft)
         return self._decoders[key]

@@ -41,7 +41,7 @@ class Settings:
         is_paced: whether the time of steps bounds the prompts in them, as on a CPU.
         reads_in_place: whether attention takes the path of FlashAttention.
         max_draft_tokens: that a decode checks; None: no drafts.
-        draft_tree: that Medusa heads propose, instead of one token after another; see `millstream_runtime.draft_tree`.
+        draft_tree: that heads propose, instead of one token after another; see `millstream_runtime.draft_tree`.
         drafts: what proposes them.
         governor_flips: whether any number of what may be proposed is checked, at random.
         governor_decides: whether the runtime's governor chooses that number; otherwise all of it is checked.

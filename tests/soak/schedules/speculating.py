@@ -42,12 +42,12 @@ def _may_draft(kind: DraftKind, model: TinyModel) -> bool:
     return kind not in HEADS or model.packed is None
 
 
-def draw_tree(rng: random.Random) -> str:
-    """Return a tree of up to the most nodes that a step may check, in any order."""
+def draw_tree(rng: random.Random, ranks: tuple[int, ...] = TREE_RANKS) -> str:
+    """Return a tree of up to the most nodes that a step may check, in any order. `ranks`: see `TREE_RANKS`."""
     num_nodes, nodes = rng.choice(TREE_SIZES), list[tuple[int, ...]]()
     while len(nodes) < num_nodes:
         parent = rng.choice([(), *(one for one in nodes if len(one) < TREE_LEVELS)])
-        child = (*parent, rng.randrange(rng.choice(TREE_RANKS)))
+        child = (*parent, rng.randrange(rng.choice(ranks)))
         if child not in nodes:
             nodes.append(child)
     rng.shuffle(nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream_runtime.config import CAPABILITIES
+from millstream_runtime.quantization_config.scheme import ROUNDED_METHOD
 
 
 def test_doing_nothing_is_always_possible() -> None:
@@ -13,3 +14,9 @@ def test_doing_nothing_is_always_possible() -> None:
     assert "Disabled" in CAPABILITIES.speculation_methods
     assert "Disabled" in CAPABILITIES.cpu_speculation_methods
     assert CAPABILITIES.online_quantization_methods <= CAPABILITIES.quantization_methods
+
+
+def test_what_weights_are_rounded_to_is_served_on_every_device() -> None:
+    rounded = CAPABILITIES.rounded_quantization_methods
+    assert rounded == {ROUNDED_METHOD}
+    assert rounded <= CAPABILITIES.quantization_methods & CAPABILITIES.cpu_quantization_methods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from millstream_operator.catalog.config_fields import ConfigError, UnsupportedMo
 from millstream_operator.catalog.inspected_model import read_answer, read_inspected
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES, cpu_weights_bytes
+from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.quantization_config.scheme import rounded_while_loading
 from millstream_runtime.sources.inspect import inspect_folder
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.shape import describe, to_json
@@ -208,6 +212,18 @@ def test_an_inspection_says_what_the_config_says(name: str) -> None:
     assert bool(_missing(inspected)) == (name in REFUSED)
     if name in SERVED:
         assert cpu_weights_bytes(read_shape(inspected)) == cpu_weights_bytes(read_shape(config))
+
+
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "deepseek"])
+def test_weights_that_are_rounded_while_they_are_loaded_are_planned_so(config: dict[str, Any], tmp_path: Path) -> None:
+    """On a CPU and on a GPU, where DeepSeek's `kv_b_proj` keeps its type."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = replace(load_model_config(tmp_path), quantization=rounded_while_loading())
+    asked = deployment(quantization={"method": "FP8"}).spec
+    shape = as_loaded(asked, read_shape(config), CAPABILITIES)
+    assert cpu_weights_bytes(shape) == pytest.approx(expected_weights(model, torch.float32).num_bytes, rel=0.01)
+    on_a_gpu = rank_weights(shape, weight_format(shape, "FP8")).total_bytes
+    assert on_a_gpu == pytest.approx(expected_weights(model, torch.float16).num_bytes, rel=0.01)
 
 
 def test_plain_weights_are_counted_in_float32() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kv_groups import SHAPES, running_at_once
+from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.read_shape import read_shape, read_shape_file
@@ -206,15 +207,33 @@ def _promised_tokens(plan: Plan) -> int:
     return int(words.split(" tokens")[0].rsplit(" ", 1)[1].replace(",", ""))
 
 
-@pytest.mark.parametrize("kv_cache", ["INT8", "FP8"])
-def test_a_gpu_is_refused_a_quantized_pool_by_name_and_the_fix_leaves_it_out(kv_cache: str) -> None:
+def planned_on_a_gpu(kv_cache: str, gpu: str, **facts: Any) -> tuple[LLMDeployment, Facts, Plan]:
     config = json.loads((SAMPLES / "llama-3.2-1b.json").read_text())
-    asked = {"kvCache": kv_cache}
-    owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 1}, quantization=asked)
-    inventory = inventory_of([parse_island(CATALOG, "H100-80GB:1")])
-    facts = Facts(shape=read_shape(config), inventory=inventory, catalog=CATALOG)
-    plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), facts)
+    owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 1}, quantization={"kvCache": kv_cache})
+    inventory = inventory_of([parse_island(CATALOG, f"{gpu}:1")])
+    known = Facts(shape=read_shape(config), inventory=inventory, catalog=CATALOG, **facts)
+    plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), known)
     assert isinstance(plan, Plan), plan.message
+    return owner, known, plan
+
+
+@pytest.mark.parametrize("gpu", ["H100-80GB", "A100-40GB"])
+@pytest.mark.parametrize(("kv_cache", "least"), [("INT8", 1.9), ("FP8", 2.0)])
+def test_a_gpu_is_planned_with_more_tokens_and_its_pods_get_the_format(kv_cache: str, least: float, gpu: str) -> None:
+    """A100: FP8 needs no GPU that computes in it."""
+    plain, quantized = (planned_on_a_gpu(asked, gpu)[2] for asked in ("None", kv_cache))
+    assert plain.predicted is not None
+    assert quantized.predicted is not None
+    assert quantized.requires == ()
+    assert quantized.predicted.kv_cache_tokens > 0.99 * least * plain.predicted.kv_cache_tokens
+    assert boot_config(quantized).kv_cache_dtype.value == kv_cache.lower()
+    assert "kv_cache_dtype" not in boot_config(plain).as_dict(), "pods that run have no such field"
+
+
+@pytest.mark.parametrize("kv_cache", ["INT8", "FP8"])
+def test_a_runtime_without_quantized_pools_is_refused_by_name_and_the_fix_leaves_it_out(kv_cache: str) -> None:
+    old = replace(CAPABILITIES, kv_cache_methods=frozenset({"None"}))
+    owner, facts, plan = planned_on_a_gpu(kv_cache, "H100-80GB", runtime=old, choosable=old)
     assert plan.requires == (f"kvCache={kv_cache}",)
     change = without_unsupported(owner, facts)
     assert change is not None

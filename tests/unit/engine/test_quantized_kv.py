@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
+from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import shard_config
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.shard_config import _require_kv_format
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
@@ -285,8 +286,18 @@ def test_the_same_bytes_hold_more_tokens_than_16_bits(
     assert 0.99 * plain.kv_cache_bytes <= quantized.kv_cache_bytes <= 8 << 20
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("stored", KVCacheDType)
+def test_every_format_is_served_on_every_device(stored: KVCacheDType, device: str) -> None:
+    _require_kv_format(stored, torch.device(device))
+
+
 @pytest.mark.parametrize("stored", QUANTIZED)
-def test_a_gpu_is_refused_by_name_before_a_weight_is_read(stored: KVCacheDType) -> None:
+def test_a_device_without_a_format_is_refused_by_name_before_a_weight_is_read(
+    stored: KVCacheDType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = replace(CAPABILITIES, kv_cache_methods=frozenset({"None"}))
+    monkeypatch.setattr(shard_config, "CAPABILITIES", without)
     words = rf"--kv-cache-dtype is '{stored}'.* on cuda; leave it out .*--device cpu"
     with pytest.raises(RuntimeFailure, match=words) as refused:
         _require_kv_format(stored, torch.device("cuda"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
 import shutil
@@ -345,12 +346,18 @@ def _change(folder: Path, **fields: object) -> None:
     ("damage", "problem"),
     [
         (shutil.rmtree, "no kernels are compiled for a CPU: .*No such file"),
-        (_damage_code, "paged_decode.o is damaged: its SHA-256"),
+        (_damage_code, "kernels.o is damaged: its SHA-256"),
+        (
+            lambda folder: os.truncate(folder / code_folder.OBJECT, 5 << 20),
+            "kernels.o is damaged: it has more",
+        ),
         (lambda folder: (folder / code_folder.OBJECT).unlink(), "no kernels are compiled for a CPU"),
         (lambda folder: (folder / code_folder.INDEX).write_text("{"), "index.json is damaged"),
         (lambda folder: (folder / code_folder.INDEX).write_text("[]"), "index.json is damaged"),
         (lambda folder: _change(folder, format=2), "has format 2; this runtime reads 1"),
         (lambda folder: _change(folder, other=1), "index.json is damaged"),
+        (lambda folder: (folder / code_folder.INDEX).write_text("[" * 100_000), "index.json is damaged"),
+        (lambda folder: _change(folder, cpu="skylake-avx512"), "was compiled for 'skylake-avx512'; this runtime reads"),
         (lambda folder: _change(folder, sources_sha256="0"), "was compiled from other sources; `make venv`"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.attention.decode import ROWS, SPLIT_TOKENS, paged_decode_attention, plan
 from millstream_kernels.attention.specification import Shape
+from millstream_kernels.stored_as import StoredAs
 from tests.support.kernel_launches import recording_launches
 from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make, spread
 from tests.support.triton_interpreter import interpreting
@@ -42,7 +43,13 @@ def decode(filled: Filled, split_tokens: int = 64) -> Tensor:
     """Into an output that is NaN beforehand."""
     output = torch.full_like(filled.query.contiguous(), torch.nan)
     return paged_decode_attention(
-        filled.query, filled.pool, filled.requests, filled.case.scores, output=output, split_tokens=split_tokens
+        filled.query,
+        filled.pool,
+        filled.requests,
+        filled.case.scores,
+        kv_scales=filled.kv_scales,
+        output=output,
+        split_tokens=split_tokens,
     )
 
 
@@ -52,8 +59,9 @@ def test_it_is_as_good_as_torch(case: Paged) -> None:
     assert_as_good_as_torch(decode(filled), filled)
 
 
-def test_a_row_has_one_result_alone_in_company_and_as_a_draft() -> None:
-    together = make(Paged((150, 40, 210), (5, 1, 3), 4, 2, 64, BF16))
+@pytest.mark.parametrize("stored_as", StoredAs)
+def test_a_row_has_one_result_alone_in_company_and_as_a_draft(stored_as: StoredAs) -> None:
+    together = make(Paged((150, 40, 210), (5, 1, 3), 4, 2, 64, BF16, stored_as=stored_as))
     results = decode(together)
     for request, (length, count) in enumerate(zip((150, 40, 210), (5, 1, 3), strict=True)):
         for place in range(count):
@@ -162,6 +170,8 @@ def test_what_production_starts_is_in_the_table_of_variants(dtype: torch.dtype, 
         Paged((20,), (queries,), 8, 1, 128, dtype),
         Paged((20,), (queries,), 7, 7, 64, dtype),
         Paged((20,), (queries,), 4, 2, 256, BF16, window=9, softcap=3.0),
+        Paged((20,), (queries,), 8, 1, 128, dtype, stored_as=StoredAs.INT8),
+        Paged((20,), (queries,), 4, 2, 256, BF16, window=9, softcap=3.0, stored_as=StoredAs.E4M3),
     ):
         with recording_launches() as launches:
             decode(make(case), SPLIT_TOKENS)

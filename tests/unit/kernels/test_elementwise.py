@@ -56,7 +56,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 def test_a_norm_is_as_good_as_the_engines(count: int, size: int, dtype: torch.dtype) -> None:
     x, weight = rows(count, size, dtype, gap=8), rows(1, size, dtype, seed=2)[0]
     result = rms_norm(x, weight, EPS, output=poisoned(count, size, dtype))
-    assert_as_good(result, RmsNorm.of(weight, EPS)(x), normed(x.double(), weight.double()))
+    assert_as_good(result, RmsNorm(weight, EPS)(x), normed(x.double(), weight.double()))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -66,7 +66,7 @@ def test_the_residual_is_added_in_float32_and_rounded_once(dtype: torch.dtype) -
     expected = (residual.float() + x.float()).to(dtype)
     result = rms_norm(x, weight, EPS, residual=residual)
     assert torch.equal(residual, expected)
-    assert_as_good(result, RmsNorm.of(weight, EPS)(expected), normed(expected.double(), weight.double()))
+    assert_as_good(result, RmsNorm(weight, EPS)(expected), normed(expected.double(), weight.double()))
 
 
 def test_gemmas_one_is_added_to_the_weight_in_float32() -> None:

@@ -203,9 +203,10 @@ def test_a_foreign_folder_is_refused(folder: Path, tmp_path: Path, change: dict[
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(PrebuiltError, match=problem), gpu(tmp_path, 90):
         pass
-    (tmp_path / INDEX).write_text("[")
-    with pytest.raises(PrebuiltError, match="is damaged"):
-        PrebuiltFolder.open(tmp_path)
+    for text in ("[", "[" * 100_000):
+        (tmp_path / INDEX).write_text(text)
+        with pytest.raises(PrebuiltError, match="is damaged"):
+            PrebuiltFolder.open(tmp_path)
     with pytest.raises(PrebuiltError, match="No such file"):
         PrebuiltFolder.open(tmp_path / "none")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.attention.prefill import paged_prefill_attention
+from millstream_kernels.stored_as import StoredAs
 from tests.support.kernel_launches import recording_launches
 from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make, spread
 from tests.support.triton_interpreter import interpreting
@@ -38,7 +39,9 @@ SWEEP = [
 def prefill(filled: Filled) -> Tensor:
     """Into an output that is NaN beforehand."""
     output = torch.full_like(filled.query.contiguous(), torch.nan)
-    return paged_prefill_attention(filled.query, filled.pool, filled.requests, filled.case.scores, output=output)
+    return paged_prefill_attention(
+        filled.query, filled.pool, filled.requests, filled.case.scores, kv_scales=filled.kv_scales, output=output
+    )
 
 
 @pytest.mark.parametrize("case", SWEEP, ids=str)
@@ -47,9 +50,12 @@ def test_it_is_as_good_as_torch(case: Paged) -> None:
     assert_as_good_as_torch(prefill(filled), filled)
 
 
-@pytest.mark.parametrize("window", [None, 50])
-def test_a_row_has_one_result_however_its_prompt_is_cut(window: int | None) -> None:
-    whole = make(Paged((180, 60), (180, 60), 6, 2, 64, FP32, window=window))
+@pytest.mark.parametrize(
+    ("window", "stored_as"),
+    [(None, StoredAs.NUMBERS), (50, StoredAs.NUMBERS), (None, StoredAs.INT8), (50, StoredAs.E4M3)],
+)
+def test_a_row_has_one_result_however_its_prompt_is_cut(window: int | None, stored_as: StoredAs) -> None:
+    whole = make(Paged((180, 60), (180, 60), 6, 2, 64, FP32, window=window, stored_as=stored_as))
     expected = prefill(whole)[:180]
     for cut in (1, 64, 100):
         parts = []
@@ -105,6 +111,8 @@ def test_what_production_starts_is_in_the_table_of_variants() -> None:
         Paged((20,), (20,), 8, 1, 128, BF16),
         Paged((20, 30), (3, 30), 7, 7, 64, torch.float16),
         Paged((20,), (20,), 4, 2, 256, BF16, window=9, softcap=3.0),
+        Paged((20,), (20,), 8, 1, 128, BF16, stored_as=StoredAs.INT8),
+        Paged((20,), (20,), 4, 2, 256, BF16, window=9, softcap=3.0, stored_as=StoredAs.E4M3),
     ):
         with recording_launches() as launches:
             prefill(make(case))

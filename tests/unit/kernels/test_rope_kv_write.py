@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError
-from millstream_kernels.elementwise.rope_kv_write import HeadNorm, PagedPool, Rotary, StoredAs, rope_kv_write
+from millstream_kernels.elementwise.rope_kv_write import HeadNorm, PagedPool, Rotary, rope_kv_write
+from millstream_kernels.stored_as import StoredAs
 from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool, PlainPool
 from tests.support.kernel_launches import recording_launches
 from tests.support.triton_interpreter import interpreting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,10 @@ def test_a_damaged_table_is_refused_with_the_field(change: Callable[[dict[str, A
     assert problem in str(refused.value)
 
 
-@pytest.mark.parametrize(("content", "problem"), [(None, "cannot be read: No such file"), ("{", "is no JSON")])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "cannot be read: No such file"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON")],
+)
 def test_a_file_that_is_no_table_is_refused(content: str | None, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "sm_90.json"
     if content is not None:
@@ -269,6 +273,48 @@ def test_a_run_goes_on_with_the_table_that_it_finds(tmp_path: Path, capsys: pyte
     (tmp_path / "sm_90.json").write_text(json.dumps(damaged))
     assert tune.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "tuning table sm_90.json: capability is 80; 90 is expected\n"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tune, "seconds_of", lambda *_: pytest.fail("a product was timed"))
+    for out, problem in ((tmp_path / "file", "File exists"), (Path("/proc/tables"), "No such file or directory")):
+        assert tune.main(["--out", str(out)]) == 1
+        assert capsys.readouterr().err == f"The table cannot be written to {out}: {problem}.\n"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a file system that is read-only
+    assert tune.main(["--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"The table cannot be written to {tmp_path}: Permission denied.\n"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_second_run_for_one_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tune._only_run_in(tmp_path):
+        assert tune.main(["--kernel", "w8a16", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith(": another run of this command writes there.\n")
+    assert [*tmp_path.iterdir()] == []
+    assert tune.main(["--kernel", "w8a16", "--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_run_that_is_interrupted_keeps_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = costs({16: Tiles(16, 8, 4)})
+
+    def until_the_second_class(kernel: str, table: Table, num_rows: int, *sizes: int) -> float | None:
+        if num_rows > 16:
+            raise KeyboardInterrupt
+        return found(kernel, table, num_rows, *sizes)
+
+    monkeypatch.setattr(tune, "seconds_of", until_the_second_class)
+    assert tune.main(["--kernel", "w16a16", "--out", str(tmp_path)]) == 130
+    said = capsys.readouterr()
+    assert said.out.startswith("w16a16, up to 16 rows: 16 rows x 8 warps x 4 stages")
+    assert said.err == f"interrupted; {tmp_path} has the classes of rows that were printed\n"
+    assert read(tmp_path / "sm_90.json", 90).tiles("w16a16", 16) == Tiles(16, 8, 4)
 
 
 def test_up_to_64_rows_a_weight_is_read_once() -> None:

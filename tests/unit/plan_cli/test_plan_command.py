@@ -61,8 +61,7 @@ def test_the_example_of_each_tier_is_valid_and_plans(millstream: Any, tier: str)
     assert done.code == 0
     for part in (f"{tier}: ", "memory of one ", "KV cache ", "█", " a month", "  why\n"):
         assert part in done.out
-    # No runtime brings 16-bit weights into FP8 yet.
-    assert ("Not applicable yet." in done.out) is (tier == "enterprise")
+    assert "Not applicable yet." not in done.out
     assert "\x1b" not in done.out, "no colour without a terminal"
     assert done.err == ""
 
@@ -313,7 +312,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "config that is none": (["plan", "{unknown}", "--config", "{mid}"], "not a JSON file"),
     "manifests of what cannot run": (
         ["plan", "{enterprise}", *ENTERPRISE_GPUS, "-o", "manifests"],
-        "quantization=FP8",
+        "quantization=INT8",
     ),
     "manifests of nothing": (["plan", "{mid}", "--gpus", "L4:1", "-o", "manifests"], "infeasible"),
     "prices that are none": (["plan", "{mid}", "--catalog", "{local}"], "GPU catalogue"),
@@ -324,9 +323,10 @@ UNKNOWN = LOCAL.replace("local: {path: tiny}", "huggingFace: {repository: nobody
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_used_is_one_sentence_and_exit_code_1(millstream: Any, tmp_path: Path, name: str) -> None:
+    enterprise = (EXAMPLES / "enterprise.yaml").read_text(encoding="utf-8")
     files = {
         "mid": EXAMPLES / "mid.yaml",
-        "enterprise": EXAMPLES / "enterprise.yaml",
+        "enterprise": write(tmp_path / "int8.yaml", enterprise.replace("method: FP8", "method: INT8")),
         "local": write(tmp_path / "local.yaml", LOCAL),
         "unknown": write(tmp_path / "unknown.yaml", UNKNOWN),
         "pyproject": ROOT / "pyproject.toml",

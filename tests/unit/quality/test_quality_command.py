@@ -209,6 +209,20 @@ def test_data_that_is_gone_after_it_was_read_costs_no_verdict(
     assert (code, report["data"]["sha256"]) == (0, expected)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_a_report_takes_the_place_of_no_file_of_a_model(
+    base: Path, changed: Changed, data: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidate = changed(noise(0.1))
+    before = {path.name: path.read_bytes() for path in candidate.iterdir()}
+    for flag in ("--json", "--page"):
+        assert main(["quality", str(base), str(candidate), f"--data={data}", f"{flag}={candidate / name}"]) == 2
+        assert f"{flag} is {candidate / name}, which is read; give another file." in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in candidate.iterdir()} == before
+    for _ in range(2):  # a report of its own may lie there, and be replaced
+        assert main(["quality", str(base), str(base), f"--data={data}", f"--json={candidate / 'quality.json'}"]) == 0
+
+
 def test_ctrl_c_is_one_sentence(
     base: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

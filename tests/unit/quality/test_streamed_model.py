@@ -204,10 +204,21 @@ def test_the_bytes_of_parts_are_those_of_the_model(tmp_path: Path, tied: bool) -
 
 def test_too_little_memory_is_refused_with_what_is_needed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = StreamedModel(config(base)), StreamedModel(config(base))
-    assert room_for(*models).group_tokens > GROUP_TOKENS
+    assert room_for(*models, 100).group_tokens > GROUP_TOKENS
     monkeypatch.setattr(streamed_scores, "memory_limit_bytes", lambda: resident_bytes() + (1 << 20))
     with pytest.raises(RuntimeFailure, match=r"Judging needs 1\d\.\d MiB for one layer.* 1\.0 MiB of memory is usable"):
-        room_for(*models)
+        room_for(*models, 100)
+
+
+def test_a_document_that_is_too_long_for_the_memory_is_refused_before_it_is_read(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hidden states are in memory at once: the process would be killed without a word, perhaps after hours."""
+    models, longest = (StreamedModel(config(base)), StreamedModel(config(base))), 100 * GROUP_TOKENS
+    monkeypatch.setattr(streamed_scores, "memory_limit_bytes", lambda: resident_bytes() + (128 << 20))
+    assert room_for(*models, GROUP_TOKENS)
+    with pytest.raises(RuntimeFailure, match=r"needs 0\.79 GiB .* smaller --max-tokens \(a document has 1638400\)"):
+        room_for(*models, longest)
 
 
 def test_answers_are_left_out_where_the_whole_model_does_not_fit(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from millstream_runtime.quantization.eight_bit_rounding import round_to_fp8, round_to_int8
 from millstream_runtime.quantize.layers.input_statistics import InputStatistics
 from millstream_runtime.quantize.methods.awq_search import ScaledModules
-from millstream_runtime.quantize.methods.eight_bit import round_to_fp8, round_to_int8
 from millstream_runtime.quantize.methods.smoothquant import smoothing_scales
 from tests.unit.quantize.conftest import quantize
 

@@ -62,6 +62,9 @@ def test_of_two_equal_siblings_the_first_stands() -> None:
         ("[[0], [0, 0]]", "it must be a list of tuples"),
         ("[(0)]", "it must be a list of tuples"),
         ("[(-1,)]", "it must be a list of tuples"),
+        ("[(1 0,)]", "it must be a list of tuples"),  # not rank 10
+        ("[(0,), (0, 1\n2)]", "it must be a list of tuples"),
+        ("[(\u0663,)]", "it must be a list of tuples"),  # an Arabic 3
         ("[(100,)]", "each rank 0 to 99"),
         ("[(0,)] + [(1,)]", "it must be a list of tuples"),
         ("[(0,), __import__('os')]", "it must be a list of tuples"),

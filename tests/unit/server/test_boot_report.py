@@ -107,10 +107,10 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
 
     # Its model has no experts, so nothing was chosen for them.
     reason = "kernels run on GPUs, and this engine computes on a CPU"
-    decodes = {"backend": "numba", "reason": "the kernel takes this model"}
-    assert body["kernels"] == {"decode_attention": decodes} | {
-        part: {"backend": "torch", "reason": reason} for part in PARTS if part != "experts"
-    }  # it has none
+    by_numba = {"backend": "numba", "reason": "the kernel takes this model"}
+    compiled = dict.fromkeys(("decode_attention", "rope_kv_write", "norm", "activation"), by_numba)
+    others = {part: {"backend": "torch", "reason": reason} for part in PARTS if part != "experts"}  # it has none
+    assert body["kernels"] == others | compiled
     assert server.metric("millstream_kernel_backend", part="attention", backend="torch", reason=reason) == 1
     assert server.metric("millstream_memory_bytes", use="weights") == file_bytes + copies_bytes
     assert server.metric("millstream_memory_bytes", use="kv_cache") == pool_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,17 +14,18 @@ from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
 from tests.soak.results import KINDS_OF_DRAFTS
-from tests.soak.schedules.draft_kinds import HEADS, MEDUSA_HEADS, DraftKind
+from tests.soak.schedules.draft_kinds import EAGLE_HEADS, HEADS, MEDUSA_HEADS, DraftKind
 from tests.soak.schedules.findings import Findings, Kind
 from tests.soak.schedules.plan import SPECULATION
 from tests.soak.schedules.proof import prove
 from tests.soak.schedules.schedule import EXECUTIONS, REPEATING, Arrive, Drain, Settings
-from tests.soak.schedules.speculating import TREE_SIZES, draw_speculating
+from tests.soak.schedules.speculating import TREE_SIZES, draw_speculating, draw_tree
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import DAMAGED, MODELS
 from tests.soak.schedules.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+FEW_RANKS = (2, 5)  # an EAGLE-3 head proposes no more than the tokens of its own vocabulary
 CHUNK, COUNT = SPECULATION.chunk, 100 * len(DraftKind)
 
 
@@ -95,6 +97,18 @@ def test_no_tree_changes_a_token(worker: Worker) -> None:
         assert findings.wrong == []
         moved += findings.counts["paths of trees that moved"]
     assert moved > 0
+
+
+@pytest.mark.parametrize("kind", sorted(EAGLE_HEADS))
+def test_no_tree_of_an_eagle_head_changes_a_token(kind: DraftKind, worker: Worker) -> None:
+    rng, checked = random.Random(kind), 0
+    for number in range(on_one_rank(kind), 3 * len(DraftKind), len(DraftKind)):
+        schedule = draw_speculating(1, number)
+        settings = replace(schedule.settings, draft_tree=draw_tree(rng, FEW_RANKS), reads_in_place=False)
+        findings = worker.run(replace(schedule, settings=settings))
+        assert findings.wrong == []
+        checked += findings.counts["drafts that stood"] + findings.counts["drafts that fell"]
+    assert checked > 0
 
 
 def test_keys_of_a_tree_that_stay_where_they_are_are_found(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.tokenizing import chat_template
 from millstream_runtime.tokenizing.chat_template import ChatTemplate, ChatTemplateError
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.tiny_model import write_tiny_model
@@ -141,6 +142,13 @@ def test_whatever_a_template_raises_is_an_error_of_the_template(source: str) -> 
         ChatTemplate(source, {}).render(CHATS[0])
 
 
+def test_a_template_that_does_not_end_gives_its_thread_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.0)
+    hours = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="takes too long to render the messages"):
+        ChatTemplate(hours, {}).render(CHATS[0])
+
+
 @pytest.mark.parametrize("repeats", [1, 5000])
 def test_a_template_that_makes_half_of_a_surrogate_pair_is_refused(tmp_path: Path, repeats: int) -> None:
     folder = write_tiny_model(tmp_path / "m")
@@ -162,6 +170,7 @@ def test_a_file_beside_the_settings_is_the_template_that_counts(tmp_path: Path) 
         ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
         ("tokenizer_config.json", "[1]", "tokenizer_config.json must hold a JSON object"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not readable JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not readable JSON"),
         ("chat_template.jinja", "{% for %}", "chat template is not valid Jinja"),
     ],
 )

@@ -102,6 +102,7 @@ def _ledger(
     question: Question, candidate: Candidate, machine: Machine, draft: Machine | None, tokens: int, seqs: int
 ) -> MemoryLedger:
     """Return the memory ledger for steps of `tokens` tokens and `seqs` sequences."""
+    resolved = question.resolved
     activations = activations_bytes(
         machine.shape,
         weight_format(machine.shape, machine.method),
@@ -109,10 +110,12 @@ def _ledger(
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
         draft_tokens=question.speculation.max_draft_tokens,
+        kv_cache=candidate.kv_cache,
+        max_model_len=resolved.max_model_len,
     )
     return gpu_ledger(
         machine.part,
-        question.resolved.gpu_memory_utilization_percent,
+        resolved.gpu_memory_utilization_percent,
         machine.shape,
         machine.weights,
         activations,

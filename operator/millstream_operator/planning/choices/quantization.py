@@ -14,10 +14,15 @@ from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.plan import PlanReason, Rejected
 from millstream_operator.planning.resolved_spec import ResolvedSpec
 from millstream_runtime.config import Capabilities
+from millstream_runtime.quantization_config.scheme import ROUNDED_METHOD
 
 SMALL_MODEL_PARAMETERS = 13_000_000_000
 NEEDS_QUANTIZED_CHECKPOINT = ("AWQ", "GPTQ", "GGUF")
 FOUR_BIT_SUMMARY = "AWQ weights"  # of the rejected alternative; `four_bit.py` puts figures in its place
+ROUNDED_REASON = (
+    f"The weights are rounded to {ROUNDED_METHOD} while they are loaded. No quality gate has judged the result: "
+    "compare answers on your own data."
+)
 FOUR_BIT = ("AWQ", "GPTQ", "NF4", "RTN", "GGUF")
 
 
@@ -32,8 +37,15 @@ class Formats:
     problem: str | None = None
 
 
-def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities) -> Formats:
-    """Return the formats that spec and checkpoint allow."""
+def choose_formats(
+    resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities, runtime: Capabilities
+) -> Formats:
+    """Return the formats that spec and checkpoint allow.
+
+    Args:
+        choosable: what may be taken without being asked for.
+        runtime: all that it can run.
+    """
     kv_cache = "None" if resolved.kv_cache == "Auto" else resolved.kv_cache
     kv_reason = PlanReason(
         "kvCache",
@@ -54,7 +66,8 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
     if is_plain_gguf(asked, shape):
         return Formats(("None",), kv_cache, (PlanReason("quantization", plain_gguf_reason(shape)), kv_reason))
     if asked != "Auto":
-        why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"
+        rounded = f" {ROUNDED_REASON}" if may_round(resolved, runtime) and asked == ROUNDED_METHOD else ""
+        why = f"spec.quantization.method asks for {asked}.{rounded}{_warning(asked, resolved, shape)}"
         problem = contradiction(asked, shape)
         return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
     online = ("FP8",) if "FP8" in choosable.online_quantization_methods else ()
@@ -65,12 +78,26 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
             "The runtime computes in FP32, because config.json names float32 or no dtype: twice the memory of 16 bit. "
             "No method is named; the format that needs the fewest GPUs is taken."
         )
-    rejected = () if online else (Rejected("FP8 weights", f"This runtime cannot bring {bits} into FP8."),)
+    rejected = () if online else (Rejected("FP8 weights", _why_not_rounded(bits, resolved, runtime)),)
     return Formats(
         ("None", *online),
         kv_cache,
         (PlanReason("quantization", why), kv_reason),
         (*rejected, _four_bit(resolved, shape)),
+    )
+
+
+def may_round(resolved: ResolvedSpec, runtime: Capabilities) -> bool:
+    """Whether the runtime would round 16 bits to FP8 while it loads them. A quality gate needs a folder to judge."""
+    return ROUNDED_METHOD in runtime.rounded_quantization_methods and not resolved.is_made and not resolved.is_judged
+
+
+def _why_not_rounded(bits: str, resolved: ResolvedSpec, runtime: Capabilities) -> str:
+    if not may_round(resolved, runtime):
+        return f"This runtime cannot bring {bits} into {ROUNDED_METHOD}."
+    return (
+        f"The {bits} can be rounded to {ROUNDED_METHOD} while they are loaded. No quality gate judges that, so it is "
+        f"not chosen by itself: set quantization.method {ROUNDED_METHOD} to have it."
     )
 
 

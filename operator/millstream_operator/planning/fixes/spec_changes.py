@@ -12,6 +12,7 @@ from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.quantization import is_plain_gguf
+from millstream_operator.planning.choices.rounded_weights import is_rounded
 from millstream_operator.planning.choices.speculation import choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit
@@ -59,7 +60,8 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     stored = facts.shape.quantization if facts.shape is not None else None
     asked = quantization.method
     is_stored = asked == "None" if stored is None else asked is not None and stored.may_be(asked)
-    is_stored = is_stored or (facts.shape is not None and is_plain_gguf(asked or "Auto", facts.shape))
+    if facts.shape is not None:
+        is_stored = is_stored or is_plain_gguf(asked or "Auto", facts.shape) or is_rounded(spec, facts.shape, runtime)
     if quantization.calibration is None and asked not in (None, "Auto") and not is_stored:
         gone["quantization__method"] = None
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU

@@ -15,7 +15,7 @@ from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.calibration import NO_CORRECTION, Correction
 from millstream_operator.planning.sizing.weights import RankWeights, WeightFormat
-from millstream_runtime.kv_formats import kv_token_bytes
+from millstream_runtime.kv_formats import dequantizing_bytes, kv_token_bytes
 
 CONTEXT_BYTES = 512 << 20  # CUDA context, cuBLAS handles and their workspaces
 GRAPHS_BYTES_PER_LAYER = 8 << 20  # captured decode batches of one layer, all sizes in one pool
@@ -90,8 +90,11 @@ def activations_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     draft_tokens: int = 0,
+    kv_cache: str = "None",
+    max_model_len: int = 0,
 ) -> int:
-    """Peak of one step of `max_num_batched_tokens`: the residual, the widest layer, the logits, one dequantised matrix.
+    """Peak of one step of `max_num_batched_tokens`: the residual, the widest layer, the logits, one dequantised matrix,
+    and what a layer dequantises of a context of `max_model_len` where the KV cache has 8 bits.
 
     The stream and its normed copy are whole on every rank; heads and MLP columns are cut. Only rows that are sampled
     (and checked drafts) reach the head, and their logits are gathered in fp32.
@@ -107,7 +110,19 @@ def activations_bytes(
     rows = min(max_num_seqs, tokens) * (1 + draft_tokens)
     logits = rows * shape.padded_vocab_size * LOGIT_BYTES
     unpacked = 2 * hidden * -(-width // tensor) * shape.compute_bytes if stored.method in WEIGHT_ONLY else 0
-    return (2 * tokens * hidden + max(attention, mlp)) * shape.compute_bytes + logits + unpacked
+    copied = max_model_len * _dequantized_token_bytes(shape, kv_cache, tensor)
+    return (2 * tokens * hidden + max(attention, mlp)) * shape.compute_bytes + logits + unpacked + copied
+
+
+def _dequantized_token_bytes(shape: ModelShape, kv_cache: str, tensor: int) -> int:
+    """What torch takes in a layer for a token whose keys and values it dequantises. Those of 16 bits it may copy, too:
+    that is within what the other parts are estimated too high."""
+    if kv_cache == "None":
+        return 0
+    elements = shape.kv_elements_per_token(tensor, 1)
+    heads = 1 if shape.latent_kv_elements is not None else elements // shape.head_size
+    more_bytes = dequantizing_bytes(kv_cache, heads, elements // heads, shape.compute_bytes)
+    return elements * shape.compute_bytes + more_bytes
 
 
 def kv_bytes_per_token(

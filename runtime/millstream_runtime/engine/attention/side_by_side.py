@@ -25,7 +25,9 @@ def side_by_side(cache: KVCache, chunks: list[AttentionChunk]) -> Parts:
     if cache.is_in_place and _are_one_view(chunks):
         yield slice(0, len(chunks)), StridedTokens(cache, chunks)
         return
-    most_tokens = GATHER_LIMIT_BYTES // cache.token_bytes
+    # A GPU has no room for what dequantizing takes beyond the limit; on a CPU `step_memory` counts it.
+    token_bytes = cache.token_bytes if cache.like.device.type == "cpu" else cache.copied_token_bytes
+    most_tokens = GATHER_LIMIT_BYTES // token_bytes
     start = longest = 0
     for index, chunk in enumerate(chunks):
         longest = max(longest, chunk.context_len)

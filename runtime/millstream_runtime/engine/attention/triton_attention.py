@@ -6,6 +6,8 @@ Tables and lengths are tensors on the device. Nothing is gathered, padded to the
     longer chunks         `prefill`: one result for one row, however its prompt is cut
     a latent (MLA)        `mla`, for both
 
+Keys and values in 8 bits are read as codes, wherever they lie, and never dequantized in memory; a latent is not.
+
 Importing this imports triton: only an engine that chose these kernels does (`execution.kernel_choice`).
 """
 
@@ -56,16 +58,16 @@ class TritonAttention(PoolAttention):
             row = stop
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
-        pool = self._cache.layer(layer)
+        pool, scales = self._cache.layer(layer).tensors
         size = spec.latent_dim or query.shape[2]
         attended = torch.empty(*query.shape[:2], size, dtype=query.dtype, device=query.device)
         for run in self._runs:
+            rows, output = query[run.rows], attended[run.rows]
             if spec.latent_dim is not None:
-                rows, output = query[run.rows], attended[run.rows]
-                mla_attention(rows, pool.in_place, size, run.requests, spec.scale, output=output)
+                mla_attention(rows, pool, size, run.requests, spec.scale, output=output)
                 continue
             kernel = paged_decode_attention if run.is_decode else paged_prefill_attention
-            kernel(query[run.rows], pool.in_place, run.requests, _scores(spec), output=attended[run.rows])
+            kernel(rows, pool, run.requests, _scores(spec), kv_scales=scales, output=output)
         return attended.view(query.shape[0], -1)
 
 
@@ -86,11 +88,11 @@ class TritonStaticAttention(PoolAttention):
         )
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
-        pool = self._cache.layer(layer)
+        pool, scales = self._cache.layer(layer).tensors
         if spec.latent_dim is not None:
-            attended = mla_attention(query, pool.in_place, spec.latent_dim, self._requests, spec.scale)
+            attended = mla_attention(query, pool, spec.latent_dim, self._requests, spec.scale)
         else:
-            attended = paged_decode_attention(query, pool.in_place, self._requests, _scores(spec))
+            attended = paged_decode_attention(query, pool, self._requests, _scores(spec), kv_scales=scales)
         return attended.view(query.shape[0], -1)
 
 

@@ -101,7 +101,8 @@ def refuse_device_and_ranks(config: RuntimeConfig, target: ShardConfig) -> None:
 def load(config: RuntimeConfig, target: ShardConfig, head: HeadShard) -> DraftHead:
     """Load its weights. The target's, which come after, keep their memory."""
     copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, head)
-    return heads.load(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes)
+    kernels = draft_shard.draft_kernels(config, target, head.model_config)
+    return heads.load(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes, kernels)
 
 
 def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, head: HeadShard) -> int:

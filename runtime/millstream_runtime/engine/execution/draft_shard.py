@@ -14,6 +14,7 @@ from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMe
 from millstream_runtime.config_flags import draft_flags
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.kernel_choice import choose_compiled, compiled_layers
 from millstream_runtime.engine.execution.shard_config import ShardConfig, require_format
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
@@ -27,6 +28,7 @@ from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo
 from millstream_runtime.models.loading.kv_scales import read_kv_scales
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
 from millstream_runtime.tokenizing.vocabulary import difference, vocabulary_of
 
@@ -95,7 +97,21 @@ def draft_folder(config: RuntimeConfig, content: str) -> Path:
 def load_draft(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> Decoder:
     """Load its weights. The target's, which come after, keep their memory."""
     budget_bytes = copy_budget_bytes(config, target, draft)
-    return load_model(draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=budget_bytes)
+    return load_model(
+        draft.model_config,
+        draft.folder,
+        target.dtype,
+        target.device,
+        copy_budget_bytes=budget_bytes,
+        kernels=draft_kernels(config, target, draft.model_config),
+    )
+
+
+def draft_kernels(config: RuntimeConfig, target: ShardConfig, shape: ModelConfig) -> LayerKernels | None:
+    """What makes the layers of a draft model or a head of that shape on the target's device; None: torch."""
+    policy = target.policy
+    choices = choose_compiled(shape, target.dtype, config.kv_cache_dtype, policy.decode_problem)
+    return compiled_layers(choices, policy.decode_code)
 
 
 def copy_budget_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> int:

@@ -8,6 +8,8 @@ else is torch, with the reason.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from millstream_runtime.config import KVCacheDType
@@ -17,13 +19,17 @@ from millstream_runtime.engine.sampling.sampler import SamplerKernels
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
+if TYPE_CHECKING:
+    from millstream_kernels.cpu.loaded_code import LoadedCode
+
 DECODES = "decode_attention"  # on a CPU
 ATTENTION_PARTS = ("attention", "static_decode")
 LINEAR = "linear"  # of quantized weights
 DENSE_LINEAR = "dense_linear"  # of weights of 16 bits: steps of few rows
+NORM, ACTIVATION = "norm", "activation"
 LAYER_PARTS = (
-    "norm",
-    "activation",
+    NORM,
+    ACTIVATION,
     LINEAR,
     DENSE_LINEAR,
 )  # taken layer by layer: what a kernel does not take is torch's
@@ -72,12 +78,38 @@ def choose_kernels(
     )
 
 
-def choose_decodes(dtype: torch.dtype, problem: str | None) -> KernelChoice:
-    """What computes the attention of decodes on a CPU. `problem`: why the compiled kernel cannot be used at all."""
-    why = problem or compiled_decodes.unsupported(dtype)
-    if why is None:
-        return KernelChoice(DECODES, Backend.NUMBA, "the kernel takes this model")
-    return KernelChoice(DECODES, Backend.TORCH, why)
+def choose_compiled(
+    shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, problem: str | None
+) -> tuple[KernelChoice, ...]:
+    """What computes decodes, norms, gates and rotations on a CPU.
+
+    Args:
+        shape: of one rank.
+        problem: why the compiled kernels cannot be used at all.
+    """
+    other_type = None if dtype is torch.float32 else f"dtype {str(dtype).removeprefix('torch.')}"
+    layers = problem or other_type
+    reasons = {
+        DECODES: problem or compiled_decodes.unsupported(dtype),
+        ROPE: layers or (LATENT if shape.kv_shape[0] % 2 else _stored_otherwise(stored)),
+        NORM: layers,
+        ACTIVATION: layers,
+    }
+    return tuple(
+        KernelChoice(part, Backend.NUMBA, "the kernel takes this model")
+        if why is None
+        else KernelChoice(part, Backend.TORCH, why)
+        for part, why in reasons.items()
+    )
+
+
+def compiled_layers(choices: tuple[KernelChoice, ...], code: LoadedCode | None) -> LayerKernels | None:
+    """What makes the layers of a model on a CPU, of a draft model or a head too; None: torch."""
+    if code is None or backend_of(NORM, choices) is not Backend.NUMBA:
+        return None
+    from millstream_runtime.models.layers.compiled_layers import CompiledLayers
+
+    return CompiledLayers(code, rotates=backend_of(ROPE, choices) is Backend.NUMBA)
 
 
 def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
@@ -169,14 +201,18 @@ def _unsupported_heads(shape: ModelConfig) -> str | None:
 
 def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, block_size_tokens: int) -> str | None:
     pool_heads, head_dim = shape.kv_shape
-    if stored is not KVCacheDType.AUTO:
-        return f"keys and values are stored as {stored.value}"
     if block_size_tokens & (block_size_tokens - 1):
         return f"blocks of {block_size_tokens} tokens: a power of two is supported"
     if pool_heads == 1:  # a latent, then the rotated part of a key
+        if stored is not KVCacheDType.AUTO:
+            return f"latents are stored as {stored.value}"
         from millstream_kernels.attention import mla
 
         return mla.unsupported(dtype, head_dim - shape.head_dim, shape.head_dim)
     from millstream_kernels.attention.specification import unsupported
 
     return unsupported(dtype, head_dim, shape.num_heads, pool_heads // 2)
+
+
+def _stored_otherwise(stored: KVCacheDType) -> str | None:
+    return None if stored is KVCacheDType.AUTO else f"keys and values are stored as {stored.value}"

@@ -90,7 +90,7 @@ class ModelRunner:
         self._broadcast = broadcast
         self._policy = policy
         self._last_tokens, self._token_counts = last_tokens, token_counts
-        self._in_order = _longest_first if forward.reads_in_place else _by_place
+        self._in_order = _order_of(forward)
         self.device = forward.device
         self._model_config = config = forward.model.config
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
@@ -320,8 +320,19 @@ def _history(sequence: Sequence, drafts: list[int]) -> History | None:
     return History(_row(sequence), sequence.arrival, known, num_prompt, counts_prompt, checked)
 
 
+def _order_of(forward: Forward) -> Callable[[list[Chunk]], list[Chunk]]:
+    if forward.reads_in_place:
+        return _longest_first
+    return _by_kind if forward.device.type == "cpu" else _by_place
+
+
+def _by_kind(chunks: list[Chunk]) -> list[Chunk]:
+    """Decodes first, then checks, then prompts: each kind has its calls of attention."""
+    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, not chunk.sequence.draft_ids))
+
+
 def _by_place(chunks: list[Chunk]) -> list[Chunk]:
-    """Decodes first, then checks, each in the order of their places in the pool: see TorchAttention."""
+    """The same, each kind in the order of its places in the pool: those of one length are read as one view."""
 
     def key(chunk: Chunk) -> tuple[bool, bool, int]:
         return chunk.num_tokens > 1, not chunk.sequence.draft_ids, chunk.sequence.block_table[0]

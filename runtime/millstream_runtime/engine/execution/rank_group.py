@@ -39,7 +39,7 @@ from millstream_runtime.engine.execution.execution_mode import Execution, after_
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
-from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_decodes, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_compiled, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice, LinearChoice
@@ -49,6 +49,7 @@ from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -218,10 +219,15 @@ def load_on_ranks(
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )
-    linears = tuple(LinearChoice(words, why, count) for (words, why), count in model.implementations.items())
     return LoadedModel(
-        shard_config, forward, pool, cache.layout, use, chosen, kernels, lookups, linears, loaded_draft, plan
+        shard_config, forward, pool, cache.layout, use, chosen, kernels, lookups, _linears(model), loaded_draft, plan
     )
+
+
+def _linears(model: Decoder) -> tuple[LinearChoice, ...]:
+    scheme = model.config.quantization
+    is_rounded = scheme is not None and scheme.is_rounded_while_loading
+    return tuple(LinearChoice(words, why, count, is_rounded) for (words, why), count in model.implementations.items())
 
 
 def _record_graphs(
@@ -252,7 +258,11 @@ def _choose_kernels(
     attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
-    return (choose_decodes(dtype, shard_config.policy.decode_problem), *chosen)
+    compiled = choose_compiled(shape, dtype, stored, shard_config.policy.decode_problem)
+    if execution.backend is Backend.TORCH or execution.recorder is not None:
+        compiled = compiled[:1]  # a graph holds operations of torch, and a replayed decode has attention of its own
+    replaced = {choice.part for choice in compiled}
+    return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:

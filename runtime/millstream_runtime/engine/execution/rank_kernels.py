@@ -16,6 +16,7 @@ from millstream_runtime.engine.execution.kernel_choice import (
     PARTS_OF_LAYERS,
     after_loading,
     backend_of,
+    compiled_layers,
     layer_kernels,
 )
 from millstream_runtime.engine.execution.shard_config import ShardConfig
@@ -49,7 +50,9 @@ def load(
     """
 
     def load_for(choices: Choices) -> tuple[Decoder, Choices]:
-        layers = layer_kernels(choices, shard_config.device, shard_config.dtype)
+        layers = layer_kernels(choices, shard_config.device, shard_config.dtype) or compiled_layers(
+            choices, shard_config.policy.decode_code
+        )
         model = shard.load(config, shard_config, ranks, on_read, layers)
         return model, after_loading(choices, layers, waits_for_device=model.waits_for_device)
 

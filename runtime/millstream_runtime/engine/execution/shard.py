@@ -29,7 +29,7 @@ from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.sampling.largest_sample import sample_largest
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.kv_formats import kv_token_bytes
+from millstream_runtime.kv_formats import dequantizing_bytes, kv_token_bytes
 from millstream_runtime.kv_layout import RequestBlocks, choose_layout
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
@@ -158,7 +158,7 @@ def plan_graphs(
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
-    copied_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers
+    copied_bytes = cache.copied_token_bytes * config.block_size_tokens * model.config.num_layers
     block_bytes = _padded_step_bytes(config, model.config, copied_bytes, backend)
     in_place = backend is Backend.TORCH and varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
@@ -331,7 +331,9 @@ def _graphs_estimate_bytes(
     """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
     shape = rank_config(shard_config.model_config, ranks)
     block_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) * config.block_size_tokens
-    taken_bytes = _padded_step_bytes(config, shape, block_bytes, backend)
+    stored_as = (config.kv_cache_dtype.method, *shape.kv_shape, shard_config.dtype.itemsize)
+    more_bytes = dequantizing_bytes(*stored_as) * shape.num_layers * config.block_size_tokens
+    taken_bytes = _padded_step_bytes(config, shape, block_bytes + more_bytes, backend)
     buckets = _buckets(config, shape, taken_bytes, shape.max_model_len, limit_bytes)
     graphs_bytes = estimate_bytes(buckets, block_bytes=taken_bytes, num_layers=shape.num_layers)
     return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
@@ -340,8 +342,8 @@ def _graphs_estimate_bytes(
 def _padded_step_bytes(config: RuntimeConfig, shape: ModelConfig, block_bytes: int, backend: Backend) -> int:
     """What a padded step of decodes takes for each KV block that it names, in all layers.
 
-    Torch copies the block (`block_bytes`). The kernels read it where it is, and keep a partial sum of each head for
-    every SPLIT_TOKENS of a row.
+    Torch copies the block (`block_bytes`, with what dequantizing it takes). The kernels read it where it is, and keep a
+    partial sum of each head for every SPLIT_TOKENS of a row.
     """
     if backend is Backend.TORCH:
         return block_bytes

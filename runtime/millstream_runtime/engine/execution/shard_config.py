@@ -19,6 +19,7 @@ from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.linear.shares import RankInfo
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS
 from millstream_runtime.models.registry import load_model_config
+from millstream_runtime.quantization_config.scheme import rounded_while_loading
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -41,19 +42,26 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     """
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
-    _require_asked_format(model_config, config)
+    model_config = _with_asked_format(model_config, config)
     require_format(model_config, device)
     _require_kv_format(config.kv_cache_dtype, device)
     policy = device_policy_for(device, ranks.size)
     return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
 
 
-def _require_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> None:
+def _with_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
+    """Return the model as it is loaded: as it is stored, or rounded to the format that is asked for.
+
+    Raises:
+        InvalidConfigError: it is stored in another format than the one that is asked for.
+    """
     asked, stored = config.quantization, model_config.quantization
     if asked is None or (asked is WeightFormat.NONE if stored is None else stored.may_be(asked.value)):
-        return
+        return model_config
     if asked is WeightFormat.GGUF and _require_gguf(config.model):
-        return  # a file of 16 or 32 bits
+        return model_config  # a file of 16 or 32 bits
+    if stored is None and asked.value in CAPABILITIES.rounded_quantization_methods:
+        return replace(model_config, quantization=rounded_while_loading())
     weights = "weights of 16 or 32 bits" if stored is None else stored.words
     raise InvalidConfigError(
         f"--quantization is {asked.value} (spec.quantization.method), but {config.model} holds "

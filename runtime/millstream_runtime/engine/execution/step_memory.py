@@ -12,7 +12,7 @@ from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_M
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.attention.side_by_side import GATHER_LIMIT_BYTES
 from millstream_runtime.engine.sampling.logprobs import PROMPT_SLAB_ROWS
-from millstream_runtime.kv_formats import kv_token_bytes
+from millstream_runtime.kv_formats import FLOAT32_BYTES, dequantizing_bytes
 from millstream_runtime.models.config.model_config import ModelConfig
 
 RESIDUAL_COPIES = 8  # the residual, its normed copy, what norms and rotations take, rows in and out of experts
@@ -22,7 +22,6 @@ MLP_COPIES = 3  # gate and up as one product, and the activation
 # are higher.
 SAMPLED_COPIES = 6
 SCORED_COPIES = 5
-FLOAT32_BYTES = 4
 
 
 def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int, num_rows: int) -> int:
@@ -47,10 +46,8 @@ def attention_bytes(
     token_bytes = rows * elements * dtype_bytes
     longest_copy_bytes = longest_tokens * token_bytes
     gathered_bytes = max(longest_copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * longest_copy_bytes))
-    if kv_method != "None":  # the copy of codes and scales, and the scales in float32
-        more_bytes = kv_token_bytes(kv_method, rows, elements, dtype_bytes) + rows * FLOAT32_BYTES
-        more_bytes += rows * elements * (FLOAT32_BYTES if dtype_bytes < FLOAT32_BYTES else 0)  # scaled, then rounded
-        gathered_bytes += gathered_bytes * more_bytes // token_bytes
+    more_bytes = dequantizing_bytes(kv_method, rows, elements, dtype_bytes)
+    gathered_bytes += gathered_bytes * more_bytes // token_bytes
     group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)

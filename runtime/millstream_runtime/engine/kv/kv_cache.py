@@ -10,6 +10,7 @@ from torch import Tensor
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool, PlainPool
 from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.kv_formats import dequantizing_bytes
 from millstream_runtime.kv_layout import KVLayout, one_group
 from millstream_runtime.models.config.model_config import ModelConfig
 
@@ -82,6 +83,7 @@ class KVCache:
         self.layers = [self._by_block[place] for place in self.layout.place_of]
         self._int8_scales = [scales[place] for place in self.layout.place_of] if scales else []
         self._fp8_scales = [_per_head(one, num_heads, self.like) for one in fp8_scales]
+        self._ones = torch.ones(num_heads, device=device) if stored is KVCacheDType.FP8 else None
 
     def layer(self, layer: int) -> LayerPool:
         """Where a layer's keys and values are written and read."""
@@ -89,7 +91,7 @@ class KVCache:
         if self.stored is KVCacheDType.INT8:
             return Int8Pool(heads, self._int8_scales[layer], dtype)
         if self.stored is KVCacheDType.FP8:
-            return Fp8Pool(heads, dtype, self._fp8_scales[layer] if self._fp8_scales else None)
+            return Fp8Pool(heads, dtype, self._fp8_scales[layer] if self._fp8_scales else None, self._ones)
         return PlainPool(heads)
 
     @property
@@ -101,6 +103,13 @@ class KVCache:
     def token_bytes(self) -> int:
         """What attention reads of one token in one layer, in the model's arithmetic."""
         return self.heads[0].shape[0] * self.heads[0].shape[2] * self.like.element_size()
+
+    @property
+    def copied_token_bytes(self) -> int:
+        """What a copy of one token in one layer takes while it is made: the numbers, and what they are made of."""
+        heads, _, head_dim = self.heads[0].shape
+        more_bytes = dequantizing_bytes(self.stored.method, heads, head_dim, self.like.element_size())
+        return self.token_bytes + more_bytes
 
     @property
     def sink_block(self) -> int:

@@ -134,16 +134,21 @@ class Fp8Pool(_QuantizedPool):
     An infinity is stored as NaN, since the format has none.
     """
 
-    def __init__(self, codes: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> None:
-        """`codes`: uint8, the bits of float8_e4m3fn. `scales`: `[heads, 1, 1]`, float32; None: all are 1."""
+    def __init__(
+        self, codes: Tensor, dtype: torch.dtype, scales: Tensor | None = None, ones: Tensor | None = None
+    ) -> None:
+        """`codes`: uint8, the bits of float8_e4m3fn. `scales`: `[heads, 1, 1]`, float32; None: all are 1. `ones`:
+        float32 `[heads]`, for kernels, which multiply by scales in any case; by default made anew."""
         super().__init__(codes, dtype)
         self._scales = scales
+        self._ones = ones
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor | None]:
-        if self._scales is None:
-            return self._codes, torch.ones(len(self._codes), device=self._codes.device)
-        return self._codes, self._scales.flatten()
+        if self._scales is not None:
+            return self._codes, self._scales.flatten()
+        ones = self._ones if self._ones is not None else torch.ones(len(self._codes), device=self._codes.device)
+        return self._codes, ones
 
     def write(self, slots: Tensor, key_value: Tensor) -> None:
         numbers = key_value.transpose(0, 1).to(self._wide)

@@ -19,6 +19,7 @@ import math
 
 # Of a step's deviation: what every knot learns, and what the knots that it touches learn on top of it.
 SHARED_RATE, OWN_RATE = 0.08, 0.04
+LEAST_SECONDS = 1e-9  # of a step: a coarse clock says 0, and ratios of times are formed
 FIRST_STEPS = 4  # are averaged instead
 MOST_DEVIATION = 0.3  # of what is known: a step that another process held up teaches little
 FIT_STEPS = 16.0  # as many steps as the fitted line counts at each knot
@@ -58,6 +59,7 @@ class StepCosts:
         """Learn from a step that had decodes alone."""
         self._num_steps += 1
         self._line = None
+        seconds = max(LEAST_SECONDS, seconds)
         low = math.floor(drafts_per_decode)
         share = drafts_per_decode - low
         touched = {low: 1 - share, low + 1: share} if share else {low: 1.0}

@@ -23,7 +23,7 @@ from millstream_runtime.models.layers.attention import Attention, grouped_query_
 from millstream_runtime.models.layers.decoder import Decoder, RotarySteps
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.layers.torch_layers import layers_of
-from millstream_runtime.models.loading.layer_kernels import TensorLayer
+from millstream_runtime.models.loading.layer_kernels import LayerKernels, TensorLayer
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 
 TOKEN_TABLE_DTYPES = ("I64", "I32")
@@ -93,9 +93,15 @@ def expected_eagle3_weights(shape: Eagle3Shape, dtype: torch.dtype) -> ExpectedW
 
 
 def load_eagle3_head(
-    shape: Eagle3Shape, folder: Path, dtype: torch.dtype, device: torch.device, copy_budget_bytes: int = 0
+    shape: Eagle3Shape,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    copy_budget_bytes: int = 0,
+    kernels: LayerKernels | None = None,
 ) -> Eagle3Head:
-    """Check every tensor of the folder, then load the head. `copy_budget_bytes`: as in `registry.load_model`.
+    """Check every tensor of the folder, then load the head. `copy_budget_bytes`, `kernels`: as in
+    `registry.load_model`.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor.
@@ -104,7 +110,8 @@ def load_eagle3_head(
         wanted = expected_eagle3_weights(shape, dtype)
         refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "an EAGLE-3 head")
         checkpoint.check(wanted.expected.items(), wanted.dtypes)
-        return Eagle3Head(shape, LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes))
+        weights = LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes, kernels=kernels)
+        return Eagle3Head(shape, weights)
 
 
 def _norm(config: ModelConfig, weights: Weights, name: str) -> TensorLayer:

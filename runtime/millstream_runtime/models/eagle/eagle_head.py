@@ -21,7 +21,7 @@ from millstream_runtime.models.layers.attention import Attention, grouped_query_
 from millstream_runtime.models.layers.decoder import Decoder, PreNormLayer, RotarySteps, pre_norm_layer
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.layers.torch_layers import layers_of
-from millstream_runtime.models.loading.layer_kernels import TensorLayer
+from millstream_runtime.models.loading.layer_kernels import LayerKernels, TensorLayer
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 
 
@@ -71,9 +71,15 @@ def expected_head_weights(shape: EagleShape, dtype: torch.dtype) -> ExpectedWeig
 
 
 def load_head(
-    shape: EagleShape, folder: Path, dtype: torch.dtype, device: torch.device, copy_budget_bytes: int = 0
+    shape: EagleShape,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    copy_budget_bytes: int = 0,
+    kernels: LayerKernels | None = None,
 ) -> EagleHead:
-    """Check every tensor of the folder, then load the head. `copy_budget_bytes`: as in `registry.load_model`.
+    """Check every tensor of the folder, then load the head. `copy_budget_bytes`, `kernels`: as in
+    `registry.load_model`.
 
     Raises:
         RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming file and tensor.
@@ -82,7 +88,8 @@ def load_head(
         wanted = expected_head_weights(shape, dtype)
         refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "an EAGLE-1 head")
         checkpoint.check(wanted.expected.items(), wanted.dtypes)
-        return EagleHead(shape, LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes))
+        weights = LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes, kernels=kernels)
+        return EagleHead(shape, weights)
 
 
 def _layer(shape: EagleShape, weights: Weights, layer: int) -> PreNormLayer:

@@ -17,6 +17,7 @@ from millstream_runtime.models.eagle.eagle_folder import EagleShape, read_eagle_
 from millstream_runtime.models.eagle.eagle_head import expected_head_weights, load_head
 from millstream_runtime.models.layers.attention import Attention
 from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.weights import ExpectedWeights
 
 HeadShape = EagleShape | Eagle3Shape
@@ -56,16 +57,22 @@ def expected_weights(shape: HeadShape, dtype: torch.dtype) -> ExpectedWeights:
 
 
 def load(
-    shape: HeadShape, folder: Path, dtype: torch.dtype, device: torch.device, copy_budget_bytes: int = 0
+    shape: HeadShape,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    copy_budget_bytes: int = 0,
+    kernels: LayerKernels | None = None,
 ) -> DraftHead:
-    """Check every tensor of the folder, then load the head. `copy_budget_bytes`: as in `registry.load_model`.
+    """Check every tensor of the folder, then load the head. `copy_budget_bytes`, `kernels`: as in
+    `registry.load_model`.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor.
     """
     if isinstance(shape, Eagle3Shape):
-        return load_eagle3_head(shape, folder, dtype, device, copy_budget_bytes)
-    return load_head(shape, folder, dtype, device, copy_budget_bytes)
+        return load_eagle3_head(shape, folder, dtype, device, copy_budget_bytes, kernels)
+    return load_head(shape, folder, dtype, device, copy_budget_bytes, kernels)
 
 
 def _is_eagle3(folder: Path) -> bool:

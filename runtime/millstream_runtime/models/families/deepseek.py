@@ -30,11 +30,11 @@ from millstream_runtime.models.layers.attention import AttentionSpec, Step
 from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
 from millstream_runtime.models.layers.mlp import Mlp, gated_mlp
 from millstream_runtime.models.layers.moe import Router, read_experts, sparse_mlp
-from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.layers.rope import rotate_
+from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.linear.linear import Linear, Projection
 from millstream_runtime.models.linear.shares import Cut, even_share
-from millstream_runtime.models.loading.layer_kernels import RouterSpec
+from millstream_runtime.models.loading.layer_kernels import RouterSpec, TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
 LATENT_NORM_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps says
@@ -113,7 +113,7 @@ class LatentQuery:
     """The query through a bottleneck of its own: `up(norm(down(x)))`."""
 
     down: Linear
-    norm: RmsNorm
+    norm: TensorLayer
     up: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class LatentAttention:
     num_heads: int
     query: Linear | LatentQuery  # hidden -> H (nope + rope)
     latent: Linear  # hidden -> latent + rope
-    latent_norm: RmsNorm
+    latent_norm: TensorLayer
     key_up: Tensor  # [H, nope, latent]
     value_up: Tensor  # [H, latent, value]
     output: Projection  # H value -> hidden
@@ -138,7 +138,7 @@ class LatentAttention:
         num_tokens, (_, nope, rank) = x.shape[0], self.key_up.shape
         rotation = step.rotations[0]
         row = self.latent(x)
-        row[:, :rank] = self.latent_norm(row[:, :rank])
+        row[:, :rank] = self.latent_norm(row[:, :rank].contiguous())
         rotate_(row[:, rank:].unsqueeze(1), *rotation)
 
         query = self.query(x).view(num_tokens, self.num_heads, -1)
@@ -204,7 +204,9 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
         num_heads=len(up),
         query=_query(config, weights, prefix),
         latent=_half_split(latent, config, 1, rank),
-        latent_norm=RmsNorm.of(weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank), LATENT_NORM_EPS),
+        latent_norm=layers_of(weights).rms_norm(
+            weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank), LATENT_NORM_EPS
+        ),
         key_up=up[:, :nope].contiguous(),
         value_up=up[:, nope:].transpose(1, 2).contiguous(),
         output=weights.output_linear(
@@ -229,7 +231,7 @@ def _query(config: DeepseekConfig, weights: Weights, prefix: str) -> Linear | La
     up = weights.linear({f"{prefix}.q_b_proj": outputs}, rank)
     return LatentQuery(
         down=weights.linear({f"{prefix}.q_a_proj": rank}, config.hidden_size, config.attention_bias),
-        norm=RmsNorm.of(weights.tensor(f"{prefix}.q_a_layernorm.weight", rank), LATENT_NORM_EPS),
+        norm=layers_of(weights).rms_norm(weights.tensor(f"{prefix}.q_a_layernorm.weight", rank), LATENT_NORM_EPS),
         up=_half_split(up, config, num_heads, config.nope_head_dim),
     )
 

@@ -140,7 +140,7 @@ def grouped_query_attention(
         ),
         output=weights.output_linear(f"{prefix}.o_proj", config.hidden_size, Cut(query_size, (query,)), output_bias),
         rotation=rotation,
-        qk_norm=None if qk_norm is None else HeadNorm.of(qk_norm, config.rms_norm_eps),
+        qk_norm=None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps),
         rope_write=layers_of(weights).rope_write(qk_norm, config.rms_norm_eps),
     )
 

@@ -39,7 +39,7 @@ class TorchLayers:
     """See `LayerKernels`."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> TensorLayer:
-        return RmsNorm.of(weight, eps)
+        return RmsNorm(weight, eps)
 
     def gate(self, activation: Activation) -> TensorLayer:
         return Gate(activation)

@@ -7,40 +7,12 @@ fp8, static       the same per tensor, and a scale of activations from the calib
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
+from millstream_runtime.quantization.eight_bit_rounding import FP8_MAX, round_to_fp8, round_to_int8
 from millstream_runtime.quantize.methods.layer_method import LayerJob, QuantizedLayer, scale_inputs
 from millstream_runtime.quantize.methods.smoothquant import smoothing_scales
 from millstream_runtime.quantize.output.compressed_tensors import EightBitPacking
-
-INT8_MAX, FP8_MAX = 127.0, 448.0
-SMALLEST_SCALE = 2.0**-126  # of float32, normal numbers
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledWeight:
-    """`codes`: int8 or float8_e4m3 `[out, in]`; `scales`: float32 `[out, 1]` or `[1]`."""
-
-    codes: Tensor
-    scales: Tensor
-
-    def dequantized(self) -> Tensor:
-        """float32 `[out, in]`."""
-        return self.codes.float() * self.scales
-
-
-def round_to_int8(weight: Tensor) -> ScaledWeight:
-    scales = (weight.abs().amax(1, keepdim=True) / INT8_MAX).clamp(min=SMALLEST_SCALE)
-    return ScaledWeight((weight / scales).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scales)
-
-
-def round_to_fp8(weight: Tensor, *, per_tensor: bool) -> ScaledWeight:
-    largest = weight.abs().amax().reshape(1) if per_tensor else weight.abs().amax(1, keepdim=True)
-    scales = (largest / FP8_MAX).clamp(min=SMALLEST_SCALE)
-    return ScaledWeight((weight / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales)
 
 
 class Int8:

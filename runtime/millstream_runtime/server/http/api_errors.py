@@ -119,6 +119,11 @@ def late_large_body() -> ApiError:
     return unavailable(message, "too_many_large_bodies")
 
 
+def tokenizer_busy() -> ApiError:
+    """503 for a prompt that has waited as long as it may for those before it."""
+    return unavailable("The server is busy tokenising other prompts; try again.", "tokenizer_busy")
+
+
 def engine_failed() -> ApiError:
     return unavailable("The engine stopped and the server is restarting; try again.", "engine_failed")
 
@@ -133,6 +138,13 @@ def out_of_memory() -> ApiError:
 
 def internal_error() -> ApiError:
     return ApiError(500, "Internal server error.", type_="server_error", code="internal_error")
+
+
+def answer_to_a_bug() -> Response:
+    """500 for an exception that goes on to uvicorn, which closes the connection behind the answer."""
+    response = internal_error().response()
+    response.headers["Connection"] = "close"  # or the client would send its next request into a closed connection
+    return response
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -155,7 +167,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return response
 
     async def on_bug(_: Request, __: Exception) -> Response:
-        return internal_error().response()
+        return answer_to_a_bug()
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

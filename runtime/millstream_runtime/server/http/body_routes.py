@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.http.api_errors import ApiError, from_status, internal_error
+from millstream_runtime.server.http.api_errors import ApiError, answer_to_a_bug, from_status
 from millstream_runtime.server.http.body_memory import BodyMemory
 from millstream_runtime.server.http.body_parsing import model_of_request
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
@@ -77,6 +77,6 @@ class _BodyRoute:
         except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
-            await internal_error().response()(scope, receive, send)
+            await answer_to_a_bug()(scope, receive, send)
             raise  # logged by the middleware
         await response(scope, receive, send)

@@ -11,7 +11,7 @@ import msgspec
 
 from millstream_runtime.engine_process.messages import ModelLimits
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.http.api_errors import ApiError
+from millstream_runtime.server.http.api_errors import ApiError, tokenizer_busy
 from millstream_runtime.server.openai.requests import DetokenizeRequest, Message, TokenizeRequest
 from millstream_runtime.server.openai.sampling import context_length_exceeded, outside_vocabulary
 from millstream_runtime.tokenizing.chat_template import ChatTemplateError
@@ -143,8 +143,17 @@ class PromptTokenizer:
 
 
 async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
-    running = asyncio.get_running_loop().run_in_executor(threads, work)
+    has_begun = False
+
+    def begin() -> Result:
+        nonlocal has_begun
+        has_begun = True
+        return work()
+
+    running = asyncio.get_running_loop().run_in_executor(threads, begin)
     try:
         return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
     except TimeoutError as error:
+        if not has_begun:
+            raise tokenizer_busy() from error
         raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error

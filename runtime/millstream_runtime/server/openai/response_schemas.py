@@ -246,6 +246,7 @@ class LinearArithmetic(_Closed):
     computed_by: str
     layers: int
     reason: str
+    rounded_while_loading: bool = False
 
 
 class Speculation(_Closed):

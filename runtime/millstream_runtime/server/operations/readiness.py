@@ -64,9 +64,7 @@ def ready_body(
     if kernels:
         body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
     if linears:
-        body["linears"] = [
-            {"computed_by": one.computed_by, "layers": one.layers, "reason": one.reason} for one in linears
-        ]
+        body["linears"] = [_linear(one) for one in linears]
     if threads:
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     if api_keys_problem:
@@ -74,6 +72,11 @@ def ready_body(
     if step_times:
         body["step_times"] = [one.measured() for one in step_times]
     return body
+
+
+def _linear(choice: LinearChoice) -> dict[str, Any]:
+    found: dict[str, Any] = {"computed_by": choice.computed_by, "layers": choice.layers, "reason": choice.reason}
+    return found | ({"rounded_while_loading": True} if choice.rounded_while_loading else {})
 
 
 def _measured(stats: SpeculationStats) -> dict[str, Any]:

@@ -23,13 +23,14 @@ ROUNDING = {DType.BFLOAT16: 0.1, DType.FLOAT16: 0.01}  # of a log-probability
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Threads of each run of the compiled code."""
+    """Threads of each run of the compiled code that computes decodes."""
     seen: list[int] = []
     run = LoadedCode.run
 
-    def counted(code: LoadedCode, task_address: int, num_threads: int) -> None:
-        seen.append(num_threads)
-        run(code, task_address, num_threads)
+    def counted(code: LoadedCode, kernel: str, task_address: int, num_threads: int) -> None:
+        if kernel == "paged_decode":
+            seen.append(num_threads)
+        run(code, kernel, task_address, num_threads)
 
     monkeypatch.setattr(LoadedCode, "run", counted)
     return seen

@@ -167,18 +167,25 @@ def test_experts_answer_alike_and_read_nothing_back(
 
 
 @pytest.mark.usefixtures("attention_alone")
+@pytest.mark.parametrize("stored", KVCacheDType)
 def test_a_model_with_latent_attention_answers_alike(
-    tmp_path: Path, make_engine: MakeEngine, launches: list[Launch]
+    stored: KVCacheDType, tmp_path: Path, make_engine: MakeEngine, launches: list[Launch]
 ) -> None:
     folder = tmp_path / "latent"
     sizes = MLA | {"num_hidden_layers": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16}
     write_family(folder, **dense("deepseek_v3", **sizes))
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 40, 18)))]
-    expected = generate(make_engine(folder), few)
+    expected = generate(make_engine(folder, kv_cache_dtype=stored), few)
     assert not launches
     for execution in (TRITON, Execution(EagerRecorder(), backend=Backend.TRITON)):
-        assert generate(make_engine(folder, execution=execution), few) == expected
-        assert {launch.kernel for launch in launches} == {"mla_rows", "combine_splits"}
+        engine = make_engine(folder, execution=execution, kv_cache_dtype=stored)
+        assert generate(engine, few) == expected
+        if stored is KVCacheDType.AUTO:
+            assert {launch.kernel for launch in launches} == {"mla_rows", "combine_splits"}
+            continue
+        assert not launches
+        reasons = {one.part: one.reason for one in engine.kernels if one.backend is Backend.TORCH}
+        assert reasons.items() >= dict.fromkeys(ATTENTION_PARTS, f"latents are stored as {stored.value}").items()
 
 
 def test_a_seed_draws_torchs_tokens(
@@ -243,6 +250,25 @@ def test_steps_that_a_graph_replays_answer_alike(folder: Path, make_engine: Make
 
 
 @pytest.mark.usefixtures("attention_alone")
+@pytest.mark.parametrize("stored", [KVCacheDType.INT8, KVCacheDType.FP8])
+def test_keys_and_values_in_8_bits_are_read_as_torch_reads_them(
+    stored: KVCacheDType, folder: Path, make_engine: MakeEngine, launches: list[Launch]
+) -> None:
+    """Eagerly and replayed; prompts with cached prefixes."""
+    config = {"kv_cache_dtype": stored}
+    expected = generate(make_engine(folder, **config), requests(GREEDY))
+    assert not launches
+    for execution in (TRITON, Execution(EagerRecorder(), backend=Backend.TRITON)):
+        launches.clear()
+        engine = make_engine(folder, execution=execution, **config)
+        assert generate(engine, requests(GREEDY)) == expected
+        assert engine.stats().prefix_cache_hit_tokens_total > 0
+        pools = {launch.arguments["pool"] for launch in launches if "pool" in launch.arguments}
+        assert pools == {"*i8" if stored is KVCacheDType.INT8 else "*u8"}
+        assert {launch.kernel for launch in launches} == {"paged_prefill", "paged_decode", "combine_splits"}
+
+
+@pytest.mark.usefixtures("attention_alone")
 def test_a_model_with_windows_answers_alike(
     write_model: WriteModel, make_engine: MakeEngine, launches: list[Launch], tmp_path: Path
 ) -> None:
@@ -262,11 +288,14 @@ def windowed(folder: Path, copy: Path) -> Path:
 
 
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
-    decodes, *choices = make_engine(folder).kernels
-    assert decodes == KernelChoice("decode_attention", Backend.NUMBA, "the kernel takes this model")
-    assert [one.part for one in choices] == [part for part in PARTS if part != "experts"]
-    assert {one.backend for one in choices} == {Backend.TORCH}
-    assert {one.reason for one in choices} == {"kernels run on GPUs, and this engine computes on a CPU"}
+    choices = make_engine(folder).kernels
+    compiled, others = choices[:4], choices[4:]
+    assert [one.part for one in compiled] == ["decode_attention", "rope_kv_write", "norm", "activation"]
+    assert {(one.backend, one.reason) for one in compiled} == {(Backend.NUMBA, "the kernel takes this model")}
+    left = {"experts", *(one.part for one in compiled)}
+    assert [one.part for one in others] == [part for part in PARTS if part not in left]
+    assert {one.backend for one in others} == {Backend.TORCH}
+    assert {one.reason for one in others} == {"kernels run on GPUs, and this engine computes on a CPU"}
     asked = make_engine(folder, execution=TRITON).kernels
     assert {(one.backend, one.reason) for one in asked} == {(Backend.TRITON, "the kernels take this model")}
 
@@ -284,7 +313,6 @@ def test_attention_that_the_kernels_do_not_take_is_torchs(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"stored": KVCacheDType.FP8}, "keys and values are stored as fp8"),
         ({"block_size_tokens": 24}, "blocks of 24 tokens: a power of two is supported"),
         ({"dtype": torch.float64}, "dtype float64"),
         ({"asked": None}, "kernels run on GPUs, and this engine computes on a CPU"),
@@ -304,7 +332,7 @@ def test_a_reason_names_what_is_not_supported(change: dict[str, Any], reason: st
     assert {choice.reason for choice in of_attention} == {reason}
     assert {choice.backend for choice in of_attention} == {Backend.TORCH}
     of_others = {choice.backend for choice in choices[len(ATTENTION_PARTS) :]}
-    assert of_others == {Backend.TRITON if change.keys() & {"stored", "block_size_tokens"} else Backend.TORCH}
+    assert of_others == {Backend.TRITON if "block_size_tokens" in change else Backend.TORCH}
 
 
 @pytest.mark.parametrize(

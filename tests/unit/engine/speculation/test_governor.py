@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -163,6 +164,23 @@ def test_a_gain_that_is_hardly_there_flips_nothing() -> None:
     # Five tokens for five times a step, a little more or less from step to step.
     run_one(governor, {"a": 1.0}, lambda drafts: 0.01 * (1 + drafts) * (0.995 + 0.01 * (next(noise) % 2)), 2000)
     assert governor.stats().flips <= 2
+
+
+def _always(reading: Reading, _: int) -> Reading:
+    return reading
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-12])
+def test_a_clock_that_is_too_coarse_for_a_step_ends_no_engine(seconds: float) -> None:
+    governor = Governor(MOST, compares_unchecked=False)
+    for number in range(300):
+        proposed, reads = dict.fromkeys(range(number, number + 3), MOST), Reading(0.0, float(number % 2))
+        lengths = governor.choose(proposed, 3, is_crowded=False, reading=partial(_always, reads))
+        for one, length in lengths.items():
+            governor.observe_drafts(one, length, length)
+        governor.observe_step(3, sum(lengths.values()), 3 + sum(lengths.values()), seconds)
+        governor.forget(number)
+    assert governor.stats().exploration_seconds < 1e-3
 
 
 def test_equal_observations_lead_to_equal_choices() -> None:

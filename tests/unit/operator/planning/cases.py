@@ -93,6 +93,7 @@ CASES: dict[str, Case] = {
     "70b-fp16-a100-80gb-x4-four-bits-can-run": Case(LLAMA_70B, ("A100-80GB:4",), runtime=EVERYTHING),
     "70b-fp16-a100-80gb-x4-code": Case(LLAMA_70B, ("A100-80GB:4",), "workload: {profile: Code}", runtime=EVERYTHING),
     "14b-fp16-a100-80gb": Case("Qwen/Qwen2.5-14B-Instruct", ("A100-80GB:1",), runtime=EVERYTHING),
+    "8b-fp8-rounded-while-loading": Case(LLAMA_8B, ("L4:1",), "quantization: {method: FP8}", runtime=EVERYTHING),
     "awq-asked-of-16-bit": Case(LLAMA_70B, ("A100-80GB:1",), "quantization: {method: AWQ}"),
     # Larger than a node, and MLA.
     "405b-bf16-two-nodes": Case(

@@ -111,6 +111,26 @@ def test_a_bug_of_the_server(
     assert "a secret" not in caplog.text  # nor in what uvicorn logs of it
 
 
+@pytest.mark.parametrize("asked", [chat(), b"GET /v1/models/tiny HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_an_answer_behind_which_the_connection_is_closed_says_so(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, asked: bytes
+) -> None:
+    """A client that keeps the connection would send its next request into a closed one."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        for name in ("chat", "require_model"):
+            monkeypatch.setattr(server.server.service, name, broken)
+        with connected(server) as link:
+            link.sendall(asked)
+            answer = b"".join(iter(lambda: link.recv(1 << 16), b""))  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert answer.lower().count(b"\r\nconnection: close\r\n") == 1
+
+
 def test_a_4xx_is_not_logged_and_a_client_that_leaves_is_no_error(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

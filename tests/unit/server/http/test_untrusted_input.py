@@ -56,6 +56,32 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends(
             release.set()
 
 
+def test_a_chat_that_waits_too_long_for_another_is_not_blamed_for_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny_model) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        tokenizer, release, begun = server.server.service.prompts.tokenizer, threading.Event(), threading.Event()
+        encode_chat = tokenizer.encode_chat
+
+        def stuck(messages: Any, template_kwargs: Any) -> list[int]:
+            if messages[0]["content"] == "hostile":
+                begun.set()
+                release.wait(60)
+            return encode_chat(messages, template_kwargs)
+
+        monkeypatch.setattr(tokenizer, "encode_chat", stuck)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hostile"}], "max_tokens": 1}
+        hostile = pool.submit(server.post, "/v1/chat/completions", chat)
+        assert begun.wait(60)
+        monkeypatch.setattr(limits, "TOKENIZE_TIMEOUT_SECONDS", 0.05)
+        waiting = server.post("/v1/chat/completions", chat | {"messages": [{"role": "user", "content": "hi"}]})
+        assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "tokenizer_busy")
+        assert "retry-after" in waiting.headers
+        release.set()
+        assert hostile.result().status_code == 200
+
+
 def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
