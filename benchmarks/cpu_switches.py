@@ -13,7 +13,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.cpu import decode_kernel, freed_memory, pages, warm_up
+from millstream_runtime.engine.attention import compiled_decodes
+from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import model_runner, rank_kernels
 from millstream_runtime.engine.sampling import sampler
@@ -125,7 +126,7 @@ def torch_argmax() -> AbstractContextManager[Any]:
 
 def no_compiled_decodes() -> AbstractContextManager[Any]:
     """Attention of decodes by torch, as on a CPU without AVX2."""
-    return patch.object(decode_kernel, "load", lambda: (None, "it is off"))
+    return patch.object(compiled_decodes, "unsupported", lambda dtype: "it is off")
 
 
 def torch_layers() -> AbstractContextManager[Any]:

@@ -27,12 +27,12 @@ from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeE
 from millstream_kernels.cpu.task import KERNELS, alone, in_team
 
 TRIPLE = "x86_64-unknown-linux-gnu"
-# What numba's function takes: where it puts a result and an error, neither of which there is, then its arguments. In a
-# team each thread asks for its number; a team may be smaller than it was asked for.
 TEAM = """
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
 """
+# What numba's function takes: where it puts a result and an error, neither of which there is, then its arguments. In a
+# team each thread asks for its number; a team may be smaller than it was asked for.
 ENTRIES = """
 declare i32 @"{kernel}"(ptr, ptr, ptr, i64, i64)
 define void @{in_team}(ptr %task) {{

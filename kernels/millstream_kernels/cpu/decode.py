@@ -6,8 +6,6 @@ import ctypes
 import functools
 import math
 import os
-import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,7 +18,7 @@ from torch import Tensor
 from millstream_kernels.arguments import KernelArgumentError, require, require_tensor
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.loaded_code import LoadedCode
-from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
+from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format, bits_of
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 FORMATS = {
@@ -149,8 +147,8 @@ class PagedDecodes:
             (Field.WINDOW, layer.window or 0),
             (Field.SCORES, width),
             (Field.PARTS, num_parts),
-            (Field.SCALE, _bits(layer.scale)),
-            (Field.SOFTCAP, _bits(layer.softcap or 0.0)),
+            (Field.SCALE, bits_of(layer.scale)),
+            (Field.SOFTCAP, bits_of(layer.softcap or 0.0)),
             (Field.KEY_HEADS, heads),
             (Field.VALUE_HEADS, value_heads),
             (Field.VALUE_SIZE, size),
@@ -221,8 +219,3 @@ class _Call:
     output_shape: tuple[int, int, int, int]
     scratch: Tensor
     cuts: Integers
-
-
-def _bits(number: float) -> int:
-    """Of a float64, as an integer."""
-    return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)

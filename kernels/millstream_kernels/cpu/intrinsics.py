@@ -1,4 +1,4 @@
-"""What the kernels for a CPU share: how numba compiles them, addresses as arrays of numbers, and an exponential.
+"""What the kernels for a CPU share: how numba compiles them, addresses as arrays of numbers, a root, an exponential.
 
 Only the compiler imports this (`hack.kernels.prebuild_cpu`).
 """

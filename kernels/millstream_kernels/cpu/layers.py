@@ -7,16 +7,13 @@ a shape. Small tasks run on the thread that calls; results are the same with any
 from __future__ import annotations
 
 import ctypes
-import functools
-import struct
-import sys
 
 import torch
 from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.cpu.loaded_code import LoadedCode
-from millstream_kernels.cpu.task import ActivationKind, GateField, NormField, RopeField
+from millstream_kernels.cpu.task import ActivationKind, GateField, NormField, RopeField, bits_of
 
 # Of a task that a team of threads is worth: some 20 us of work on one, and a few to wake others.
 LEAST_NUMBERS_OF_TEAM = 1 << 16
@@ -41,7 +38,7 @@ def rms_norm(code: LoadedCode, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.shape[-1] != size:
         raise KernelArgumentError("x", f"has rows of {x.shape[-1]} numbers, and the weight has {size}")
     out, numbers = torch.empty_like(x), x.numel()
-    task = _NormTask(x.data_ptr(), weight.data_ptr(), out.data_ptr(), numbers // size, size, bits(eps))
+    task = _NormTask(x.data_ptr(), weight.data_ptr(), out.data_ptr(), numbers // size, size, bits_of(eps))
     _run(code, "rms_norm", task, numbers)
     return out
 
@@ -126,16 +123,10 @@ def rope_kv_write(
         pairs,
         pool_shape[1],
         num_angles,
-        bits(eps),
+        bits_of(eps),
     )
     _run(code, "rope_kv_write", task, qkv.numel())
     return queries
-
-
-@functools.lru_cache
-def bits(number: float) -> int:
-    """Of a float64, as an integer."""
-    return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)
 
 
 def _run(code: LoadedCode, kernel: str, task: ctypes.Array[ctypes.c_int64], numbers: int) -> None:

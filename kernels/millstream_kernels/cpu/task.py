@@ -6,6 +6,9 @@ Threads share the units.
 
 from __future__ import annotations
 
+import functools
+import struct
+import sys
 from enum import IntEnum
 
 
@@ -105,6 +108,12 @@ KERNELS = {
     "gated_activation": "elementwise",
     "rope_kv_write": "elementwise",
 }
+
+
+@functools.lru_cache
+def bits_of(number: float) -> int:
+    """Of a float64, as the integer that a field holds."""
+    return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)
 
 
 def in_team(kernel: str) -> str:

@@ -79,12 +79,12 @@ class DevicePolicy(Protocol):
         """What bounds the time of a step with prompts unless the configuration does; None: no bound on time."""
 
     @property
-    def decode_code(self) -> LoadedCode | None:
-        """What computes the attention of decodes on a CPU; None: torch."""
+    def compiled_code(self) -> LoadedCode | None:
+        """The kernels that were compiled for a CPU: decodes, norms, gates and rotations; None: torch computes these."""
 
     @property
-    def decode_problem(self) -> str | None:
-        """Why there is no `decode_code`."""
+    def compiled_problem(self) -> str | None:
+        """Why there is no `compiled_code`."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool."""
@@ -117,8 +117,8 @@ class AcceleratorPolicy:
     """
 
     is_synchronous = False
-    decode_code = None
-    decode_problem = "it is compiled for a CPU"
+    compiled_code = None
+    compiled_problem = "it is compiled for a CPU"
     default_target_itl_milliseconds = None
 
     def __init__(

@@ -4,9 +4,8 @@
     check of the same, with two drafts      rows that see 7, 8 and 9 tokens, of the same table
 
 Nothing is padded, gathered or masked, and a row's result knows no other row: a row of a check has the bits that its
-decode would have. The kernel takes models in float32, bfloat16 and
-float16, also those with a latent key (MLA), with keys and values as they are or in 8 bits, and sums in float32. Trees
-of drafts are torch's (`checks`).
+decode would have. The kernel takes models in float32, bfloat16 and float16, also those with a latent key (MLA), with
+keys and values as they are or in 8 bits, and sums in float32. Trees of drafts are torch's (`checks`).
 """
 
 from __future__ import annotations

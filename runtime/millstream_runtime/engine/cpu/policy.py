@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millstream_runtime import config
 from millstream_runtime.engine.attention.paged_attention import KVRead
-from millstream_runtime.engine.cpu import decode_kernel, freed_memory, pages, threads, warm_up
+from millstream_runtime.engine.cpu import compiled_code, freed_memory, pages, threads, warm_up
 from millstream_runtime.engine.device_policy import ThreadCounts, WarmUpSteps
 from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.logs import log
@@ -27,7 +27,7 @@ class CpuPolicy:
         """Give torch this rank's share of the cores, unless OMP_NUM_THREADS has set it."""
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cpus() // num_ranks))
-        self.decode_code, self.decode_problem = decode_kernel.load()
+        self.compiled_code, self.compiled_problem = compiled_code.load()
         self.threads = ThreadCounts(torch.get_num_threads())  # until they are measured
         self._is_measuring = False  # then the measurement sets the threads
 

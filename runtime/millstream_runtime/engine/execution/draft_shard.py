@@ -110,8 +110,8 @@ def load_draft(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) ->
 def draft_kernels(config: RuntimeConfig, target: ShardConfig, shape: ModelConfig) -> LayerKernels | None:
     """What makes the layers of a draft model or a head of that shape on the target's device; None: torch."""
     policy = target.policy
-    choices = choose_compiled(shape, target.dtype, config.kv_cache_dtype, policy.decode_problem)
-    return compiled_layers(choices, policy.decode_code)
+    choices = choose_compiled(shape, target.dtype, config.kv_cache_dtype, policy.compiled_problem)
+    return compiled_layers(choices, policy.compiled_code)
 
 
 def copy_budget_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> int:

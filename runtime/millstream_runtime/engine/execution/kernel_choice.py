@@ -1,9 +1,9 @@
-"""Choose once, when the engine starts, which parts of a model Triton kernels compute.
+"""Choose once, when the engine starts, which parts of a model kernels compute: Triton's, or compiled ones on a CPU.
 
-A kernel is used where it takes the model's numbers and shapes, and where it was measured on the kind of GPU: a kernel
-that compiles may still be slower than torch. Products by quantized weights need no measurement: torch would dequantize
-the weight each time. Their results are compared with the weights' when these are loaded (`kernel_check`). Everything
-else is torch, with the reason.
+A Triton kernel is used where it takes the model's numbers and shapes, and where it was measured on the kind of GPU: a
+kernel that compiles may still be slower than torch. Products by quantized weights need no measurement: torch would
+dequantize the weight each time. Their results are compared with the weights' when these are loaded (`kernel_check`).
+Everything else is torch, with the reason.
 """
 
 from __future__ import annotations

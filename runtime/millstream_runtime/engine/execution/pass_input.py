@@ -74,7 +74,7 @@ class PassInput:
             return [TritonAttention(self._cache, own, group) for own, group in zip(slots, by_group, strict=True)]
         kv_read, kept = self._policy.kv_read(), KeptMasks()
         return [
-            TorchAttention(self._cache, own, group, kv_read, kept, self._policy.decode_code)
+            TorchAttention(self._cache, own, group, kv_read, kept, self._policy.compiled_code)
             for own, group in zip(slots, by_group, strict=True)
         ]
 

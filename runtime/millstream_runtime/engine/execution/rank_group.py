@@ -258,7 +258,7 @@ def _choose_kernels(
     attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
-    compiled = choose_compiled(shape, dtype, stored, shard_config.policy.decode_problem)
+    compiled = choose_compiled(shape, dtype, stored, shard_config.policy.compiled_problem)
     if execution.backend is Backend.TORCH or execution.recorder is not None:
         compiled = compiled[:1]  # a graph holds operations of torch, and a replayed decode has attention of its own
     replaced = {choice.part for choice in compiled}

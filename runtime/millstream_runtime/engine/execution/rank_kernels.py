@@ -51,7 +51,7 @@ def load(
 
     def load_for(choices: Choices) -> tuple[Decoder, Choices]:
         layers = layer_kernels(choices, shard_config.device, shard_config.dtype) or compiled_layers(
-            choices, shard_config.policy.decode_code
+            choices, shard_config.policy.compiled_code
         )
         model = shard.load(config, shard_config, ranks, on_read, layers)
         return model, after_loading(choices, layers, waits_for_device=model.waits_for_device)

@@ -1,4 +1,4 @@
-"""What makes the norms, gates, rotations, experts and linears of a model: torch, or Triton kernels.
+"""What makes the norms, gates, rotations, experts and linears of a model: torch, or kernels for a GPU or a CPU.
 
 `Weights` carries one of these; families build their layers with it.
 """

@@ -8,7 +8,7 @@ import pytest
 
 from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_runtime.config import DType, KVCacheDType
-from millstream_runtime.engine.cpu import decode_kernel
+from millstream_runtime.engine.cpu import compiled_code
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request, TokenLogprobs
@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def _no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "the CPU lacks avx2"))
+    monkeypatch.setattr(compiled_code, "load", lambda: (None, "the CPU lacks avx2"))
 
 
 @pytest.mark.usefixtures("_no_code")
@@ -75,7 +75,7 @@ def test_every_family_has_the_same_tokens_by_either(
     answers = generate(engine, requests)
     assert runs
     assert engine.kernels[0].backend is Backend.NUMBA
-    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
+    monkeypatch.setattr(compiled_code, "load", lambda: (None, "it is off"))
     del runs[:]
     assert generate(make_engine(models.folder(family)), requests) == answers
     assert not runs
@@ -92,7 +92,7 @@ def test_keys_in_8_bits_are_decoded_to_the_tokens_of_torch(
     requests = make_requests(SAMPLINGS["greedy"])
     answers = generate(make_engine(write_model(), kv_cache_dtype=stored), requests)
     assert runs
-    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
+    monkeypatch.setattr(compiled_code, "load", lambda: (None, "it is off"))
     del runs[:]
     assert generate(make_engine(write_model(), kv_cache_dtype=stored), requests) == answers
     assert not runs
@@ -111,7 +111,7 @@ def test_16_bits_are_decoded_as_by_torch_but_for_roundings(
     assert (engine.kernels[0].backend, engine.kernels[0].reason) == (Backend.NUMBA, "the kernel takes this model")
     by_kernel = described(engine, requests)
     assert runs
-    monkeypatch.setattr(decode_kernel, "load", lambda: (None, "it is off"))
+    monkeypatch.setattr(compiled_code, "load", lambda: (None, "it is off"))
     del runs[:]
     by_torch = described(make_engine(models.folder(family), dtype=dtype), requests)
     assert not runs

@@ -1,4 +1,4 @@
-"""The compiled kernel for decodes, where this machine can run it."""
+"""The kernels that were compiled for a CPU, where this machine can run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @cache
 def load() -> tuple[LoadedCode | None, str | None]:
-    """Return the code, or None and why torch computes decodes."""
+    """Return the code, or None and why torch computes what its kernels would."""
     try:
         from millstream_kernels.cpu import decode
 
