@@ -42,8 +42,7 @@ def by_longest_run() -> Draft:
     automaton = SuffixAutomaton()
 
     def draft(known: list[int], most: int) -> list[int]:
-        for token_id in known[automaton.num_tokens :]:
-            automaton.push(token_id)
+        automaton.extend(known[automaton.num_tokens :])
         return draft_of_longest_run(automaton, known, most)
 
     return draft

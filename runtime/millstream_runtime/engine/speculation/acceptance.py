@@ -46,11 +46,13 @@ class Acceptance:
         self._requests: dict[Hashable, _Rates] = {}
         self._max_draft_tokens = max_draft_tokens
         self._num_pooled = 0
+        self._pool_rates: list[float] | None = None  # of `_pool`, until the next check
 
     def observe(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
         """Learn from drafts of a request, of which the first `num_accepted` were the tokens that came."""
         self._of(request).observe(num_drafts, num_accepted, REQUEST_DECAY)
         self._pool.observe(num_drafts, num_accepted, POOL_DECAY)
+        self._pool_rates = None
         self._num_pooled += 1
 
     def forget(self, request: Hashable) -> None:
@@ -71,12 +73,19 @@ class Acceptance:
         return rates
 
     def _marginals(self, rates: _Rates) -> list[float]:
-        pool, marginal, pool_rate = self._pool, 1.0, FIRST_RATE
-        marginals = []
-        for place in range(self._max_draft_tokens):
-            # A place that was hardly reached is taken to be like the one before it.
-            pool_rate = (pool.stood[place] + FIRST_WEIGHT * pool_rate) / (pool.reached[place] + FIRST_WEIGHT)
-            own = (rates.stood[place] + POOL_WEIGHT * pool_rate) / (rates.reached[place] + POOL_WEIGHT)
-            marginal *= own
+        if self._pool_rates is None:
+            self._pool_rates = self._rates_of_pool()
+        marginal, marginals = 1.0, []
+        for stood, reached, pool_rate in zip(rates.stood, rates.reached, self._pool_rates, strict=True):
+            marginal *= (stood + POOL_WEIGHT * pool_rate) / (reached + POOL_WEIGHT)
             marginals.append(marginal)
         return marginals
+
+    def _rates_of_pool(self) -> list[float]:
+        """That a draft of each place stands if those before it do, in any request."""
+        rate, rates = FIRST_RATE, []
+        for stood, reached in zip(self._pool.stood, self._pool.reached, strict=True):
+            # A place that was hardly reached is taken to be like the one before it.
+            rate = (stood + FIRST_WEIGHT * rate) / (reached + FIRST_WEIGHT)
+            rates.append(rate)
+        return rates

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)  # a request
@@ -37,12 +38,17 @@ def best_goodput(num_decodes: int, likeliest: Seq[float], seconds: Seq[float]) -
         likeliest: the marginals of all drafts, the largest first.
         seconds: what a step takes with 0, 1, 2, ... drafts per decode. Between them it is a line.
     """
+    # Of a draft, between one number of drafts per decode and the next; and the least of those still to come.
+    steps = [(after - before) / num_decodes for before, after in pairwise(seconds)]
+    least_steps = [*accumulate(reversed(steps), min)][::-1]
     tokens, took = float(num_decodes), seconds[0]
     best_drafts, best_tokens, best_seconds = 0, tokens, took
     for num_drafts, marginal in enumerate(likeliest, 1):
         length = (num_drafts - 1) // num_decodes
+        if marginal * best_seconds <= best_tokens * least_steps[length]:
+            break  # neither this draft nor one behind it gives tokens at the rate that is reached already
         tokens += marginal
-        took += (seconds[length + 1] - seconds[length]) / num_decodes
+        took += steps[length]
         if tokens * best_seconds > best_tokens * took:
             best_drafts, best_tokens, best_seconds = num_drafts, tokens, took
     return Goodput(best_drafts, best_tokens, best_seconds)
@@ -55,5 +61,13 @@ def likeliest_first(marginals: Mapping[K, Seq[float]]) -> list[float]:
 
 def lengths_from(marginals: Mapping[K, Seq[float]], least: float) -> dict[K, int]:
     """Return how many drafts of each request are at least so likely; requests without one are left out."""
-    lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
+    lengths = {one: _num_at_least(of, least) for one, of in marginals.items()}
     return {one: length for one, length in lengths.items() if length}
+
+
+def _num_at_least(marginals: Seq[float], least: float) -> int:
+    """How many are at least so large; none is larger than the one before it."""
+    for place, marginal in enumerate(marginals):
+        if marginal < least:
+            return place
+    return len(marginals)

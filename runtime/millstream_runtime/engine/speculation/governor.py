@@ -36,6 +36,7 @@ PLANNED_EXPLORATION = 0.008
 STALE_STEPS, MOST_STALE_STEPS = 256, 4096  # since a length was timed, until it is tried again
 # The same of a length that is expected to be nearly as good as the best: it may be better.
 CLOSE_STEPS, CLOSE_GOODPUT = 32, 0.8
+LOOK_STEPS = 4  # of which one looks for a trial, where none and all drafts were timed: looking takes time, too
 SURPRISE = 0.85  # a trial without drafts that takes less than this part of what was expected is repeated soon
 MOST_PASSED_OVER = 8  # requests whose reading is too long for a trial, until none is tried
 EXPECTED_CHECKS = 3  # a model's drafts are expected to stand as if so many had stood before the first request
@@ -119,6 +120,11 @@ class _Bucket:
         patience = CLOSE_STEPS if is_close else self._patience_steps(length)
         return not self.costs.is_timed(length) or self.costs.age_steps(length) > patience
 
+    def looks_for_trial(self, longest: int) -> bool:
+        """Whether the next step does."""
+        are_timed = self.costs.is_timed(0) and self.costs.is_timed(1) and self.costs.is_timed(longest)
+        return not are_timed or self.costs.num_steps % LOOK_STEPS == 0
+
     def tried(self, length: int, *, is_close: bool) -> None:
         """The next trial of this length waits twice as long: what was slower before is seldom quicker now."""
         if self.costs.is_timed(length) and not is_close:
@@ -175,15 +181,18 @@ class Governor:
     ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         self._end_trial()
-        bucket = self._bucket(num_decodes)
-        if is_crowded or not proposed or not bucket.costs.is_timed(0):
+        if is_crowded or not proposed:
+            return {}
+        bucket = self._bucket_to_choose_by(num_decodes)
+        if not bucket.costs.is_timed(0):
             return {}
         marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
         worth = marginals if reading is None else self._without_unworthy(bucket, marginals, num_decodes, reading)
         likeliest = likeliest_first(worth)
         usual = self._usual(bucket, num_decodes, likeliest)
         reading = reading or _reads_nothing
-        tried = self._try_step(bucket, num_decodes, marginals, usual, reading)
+        looks = not self._compares_unchecked or bucket.looks_for_trial(self._max_draft_tokens)
+        tried = self._try_step(bucket, num_decodes, marginals, usual, reading) if looks else None
         if tried is not None:
             return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
         if not usual.num_drafts:
@@ -245,7 +254,13 @@ class Governor:
         bucket = self._buckets.get(place)
         if bucket is None:
             bucket = self._buckets[place] = _Bucket(StepCosts(self._max_draft_tokens))
+        return bucket
+
+    def _bucket_to_choose_by(self, num_decodes: int) -> _Bucket:
+        """The bucket, which takes what drafts cost from another batch size while it has not timed them."""
+        bucket = self._bucket(num_decodes)
         if not bucket.costs.knows_drafts:
+            place = bisect.bisect_left(BUCKETS, num_decodes)
             # In a larger batch drafts weigh more, so it is the safer guess.
             known = [one for one, other in self._buckets.items() if other.costs.knows_drafts]
             nearest = min(known, key=lambda one: (one < place, abs(one - place)), default=None)
@@ -303,13 +318,15 @@ class Governor:
         self._saves_for_step = False
         longest = max(len(of) for of in marginals.values())
         reading_all: float | None = None
+        by_length: list[tuple[int, float]] | None = None
         now = -(-usual.num_drafts // num_decodes)
         for length in (longest, 1, 0, now + 1, now - 1):
-            if not 0 <= length <= longest or length == now:
+            if not 0 <= length <= longest or length == now or not bucket.is_due(length, is_close=True):
                 continue
-            tried = [one for of in marginals.values() for one in of[:length]]
-            seconds = bucket.costs.seconds(len(tried) / num_decodes)
-            trial = Goodput(len(tried), num_decodes + sum(tried), seconds)
+            by_length = by_length or _drafts_by_length(marginals, longest)
+            num_drafts, standing = by_length[length]
+            seconds = bucket.costs.seconds(num_drafts / num_decodes)
+            trial = Goodput(num_drafts, num_decodes + standing, seconds)
             is_close = trial.tokens_per_second >= CLOSE_GOODPUT * usual.tokens_per_second
             if not bucket.is_due(length, is_close=is_close):
                 continue
@@ -368,6 +385,17 @@ class Governor:
 
 def _loss_seconds(trial: Goodput, usual: Goodput) -> float:
     return max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
+
+
+def _drafts_by_length(marginals: Mapping[K, list[float]], longest: int) -> list[tuple[int, float]]:
+    """How many drafts a step checks if each request checks 0, 1, 2, .. of its own, and how many should stand."""
+    num_drafts, standing = 0, 0.0
+    by_length = [(num_drafts, standing)]
+    for place in range(longest):
+        of_place = [of[place] for of in marginals.values() if place < len(of)]
+        num_drafts, standing = num_drafts + len(of_place), standing + sum(of_place)
+        by_length.append((num_drafts, standing))
+    return by_length
 
 
 def _reads_nothing(request: Hashable) -> Reading:

@@ -124,8 +124,7 @@ class NGramDrafter:
         """Let it read unread tokens, at most `most`, or ALWAYS_TOKENS; return how many."""
         start = automaton.num_tokens
         read = token_ids[start : start + max(most, ALWAYS_TOKENS)]
-        for token_id in read:
-            automaton.push(token_id)
+        automaton.extend(read)
         self._num_tokens += len(read)
         self.has_read_prompts |= len(read) > ALWAYS_TOKENS
         return len(read)

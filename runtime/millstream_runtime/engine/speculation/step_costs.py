@@ -24,6 +24,7 @@ FIRST_STEPS = 4  # are averaged instead
 MOST_DEVIATION = 0.3  # of what is known: a step that another process held up teaches little
 FIT_STEPS = 16.0  # as many steps as the fitted line counts at each knot
 MOST_WEIGHT = 50.0  # steps that a knot remembers, about 2 / OWN_RATE
+LINE_STEPS = 4  # for which the line of knots that are all timed is kept: one step hardly changes what is compared
 
 
 class StepCosts:
@@ -31,6 +32,7 @@ class StepCosts:
 
     Attributes:
         other: of another batch size, for what was not timed here.
+        num_steps: that were observed.
     """
 
     def __init__(self, max_draft_tokens: int, other: StepCosts | None = None) -> None:
@@ -39,8 +41,9 @@ class StepCosts:
         self._knots: list[float | None] = [None] * (max_draft_tokens + 1)
         self._weights = [0.0] * (max_draft_tokens + 1)  # steps that each knot has seen, by their share
         self._last_steps = [0] * (max_draft_tokens + 1)
-        self._num_steps = 0
-        self._line: list[float] | None = None  # `line`, until the next step
+        self.num_steps = 0
+        self._line: list[float] | None = None  # `line`, for LINE_STEPS at most
+        self._line_step = 0  # the step it was computed behind
 
     def is_timed(self, drafts_per_decode: int) -> bool:
         """Whether this knot has seen enough steps to be believed."""
@@ -53,19 +56,21 @@ class StepCosts:
 
     def age_steps(self, drafts_per_decode: int) -> int:
         """How many steps of this bucket were timed since this knot was last seen."""
-        return self._num_steps - self._last_steps[drafts_per_decode]
+        return self.num_steps - self._last_steps[drafts_per_decode]
 
     def observe(self, drafts_per_decode: float, seconds: float) -> None:
         """Learn from a step that had decodes alone."""
-        self._num_steps += 1
-        self._line = None
+        self.num_steps += 1
         seconds = max(LEAST_SECONDS, seconds)
         low = math.floor(drafts_per_decode)
         share = drafts_per_decode - low
         touched = {low: 1 - share, low + 1: share} if share else {low: 1.0}
         expected = self._begin(touched, drafts_per_decode, seconds)
         deviation = min(seconds - expected, MOST_DEVIATION * expected)
-        if all(self._weights[knot] >= FIRST_STEPS for knot in touched):
+        is_timed = all(self._weights[knot] >= FIRST_STEPS for knot in touched)
+        if not is_timed or self.num_steps - self._line_step >= LINE_STEPS:
+            self._line = None
+        if is_timed:
             shared = 1 + SHARED_RATE * deviation / expected
             self._knots = [None if one is None else one * shared for one in self._knots]
         norm = sum(weight * weight for weight in touched.values())
@@ -79,7 +84,7 @@ class StepCosts:
             self._knots[knot] = max(known + rate * deviation * weight / norm, seconds * 1e-3)
             self._weights[knot] += weight
             if weight >= 0.5:
-                self._last_steps[knot] = self._num_steps
+                self._last_steps[knot] = self.num_steps
 
     def seconds(self, drafts_per_decode: float) -> float:
         """What a step is expected to take; 0 where nothing was timed."""
@@ -90,8 +95,10 @@ class StepCosts:
     def line(self) -> list[float]:
         """`seconds` at all knots."""
         if self._line is None:
-            measured = [self._measured(knot) for knot in range(len(self._knots))]
-            self._line = self._drawn_to_fit(measured)
+            known = [one for one in self._knots if one is not None]
+            if len(known) < len(self._knots):
+                known = [self._measured(knot) for knot in range(len(self._knots))]
+            self._line, self._line_step = self._drawn_to_fit(known), self.num_steps
         return self._line
 
     def _drawn_to_fit(self, measured: list[float]) -> list[float]:
