@@ -181,8 +181,8 @@ def conversation(model: Path) -> tuple[list[list[int]], list[list[int]]]:
     return first, again
 
 
-def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Any]:
-    """Run all settings in turns; return a report of each."""
+def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Side]:
+    """Run all settings in turns: without drafts, with each fixed number of them, and with the governor."""
     model, oracle, prompts = case.model, case.oracle, list(case.prompts) * batch
     sampling = SamplingParams(MOST_TOKENS, 1.0, seed=1) if case.is_sampled else SamplingParams(MOST_TOKENS, 0.0)
     answers: Answers = {}
@@ -214,13 +214,20 @@ def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Any]:
                 if one.is_governed:
                     one.learn(prompts, batch, sampling)
                 one.tokens_per_second.clear()
-    return [one.report(sides[0]) for one in sides]
+    return sides
 
 
-def over_best_fixed(found: list[dict[str, Any]]) -> float:
-    """Tokens per second with the governor over those of the best fixed number of drafts, none included."""
-    *fixed, governed = found
-    return round(float(governed["tokens_per_second"]) / max(float(one["tokens_per_second"]) for one in fixed), 3)
+def over_best_fixed(sides: Sequence[Side]) -> float:
+    """The governor's tokens per second over those of the best fixed number of drafts, none included: the least of the
+    ratios to each of them, each the median of the rounds, in which both ran next to one another."""
+    *fixed, governed = sides
+    ratios = [
+        statistics.median(
+            mine / other for mine, other in zip(governed.tokens_per_second, one.tokens_per_second, strict=True)
+        )
+        for one in fixed
+    ]
+    return round(min(ratios), 3)
 
 
 def main() -> None:
@@ -279,8 +286,8 @@ def _oracle_cases(args: argparse.Namespace, scratch: Path) -> list[Case]:
 
 def _result(case: Case, args: argparse.Namespace, batch: int) -> dict[str, Any]:
     """Measure one case and print it."""
-    found = compare(case, args, batch)
-    ratio = over_best_fixed(found)
+    sides = compare(case, args, batch)
+    found, ratio = [one.report(sides[0]) for one in sides], over_best_fixed(sides)
     for one in found:
         print(f"{case.name:38} batch {batch:2}  {json.dumps(one)}", flush=True)
     print(f"{case.name:38} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
