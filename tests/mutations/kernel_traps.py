@@ -199,14 +199,14 @@ LINEARS = [
     ),
     _mutation(
         "splits follow from how many rows there are",
-        "linear/w8a8",
+        "linear/launch",
         "splits = splits_of(num_outputs, num_inputs)",
         "splits = splits_of(num_outputs * num_rows * 4, num_inputs)",
         "test_w8a8.py::test_a_row_has_one_result_alone_and_in_company",
     ),
     _mutation(
         "the same in 16 bits: few rows need no splits",
-        "linear/w16a16",
+        "linear/launch",
         "splits = splits_of(num_outputs, num_inputs)",
         "splits = splits_of(num_outputs if num_rows <= 16 else num_outputs << 20, num_inputs)",
         "test_w16a16.py::test_a_row_has_one_result_alone_in_company_and_as_a_row_of_a_check",

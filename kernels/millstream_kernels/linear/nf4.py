@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
@@ -36,13 +37,12 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
-from millstream_kernels.linear.tuned import tuned_tiles
-from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
-from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
-from millstream_kernels.variant import TensorCores, Variant
+from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.splits import TILE
+from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
+from millstream_kernels.tuning.table import ARCHITECTURES
+from millstream_kernels.variant import Variant
 
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 GROUP, NESTED_GROUP = 64, 256  # inputs of a scale; scales of a nested one
 UNIT = 8  # the distance of rows of x is passed in units of 8 numbers
 
@@ -72,23 +72,9 @@ class Nf4Weight:
         return sum(one.numel() * one.element_size() for one in tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Nf4Plan:
-    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
-
-    block_rows: int
-    num_warps: int
-    num_stages: int
-    splits: Splits
-    writes_partials: bool
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> Nf4Plan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
-    splits = splits_of(num_outputs, num_inputs)
-    writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    tiles = tiles_for("nf4", num_rows, capability)
-    return Nf4Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
+    return plan_product("nf4", num_rows, num_outputs, num_inputs, capability)
 
 
 @triton.jit(do_not_specialize=["x_row", "num_rows", "num_outputs", "num_groups", "split_groups", "has_bias"])
@@ -180,45 +166,30 @@ def nf4_linear(x: Tensor, weight: Nf4Weight, bias: Tensor | None = None, *, outp
     """
     num_outputs, num_groups = _check(x, weight)
     num_rows = x.shape[0]
-    if bias is not None:
-        require_tensor("bias", bias, (num_outputs,), {x.dtype})
-        require_unit_stride("bias", bias)
-    if output is None:
-        output = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    require_tensor("output", output, (num_rows, num_outputs), {x.dtype})
-    require(output.is_contiguous(), "output", "is not contiguous")
+    require_bias(bias, num_outputs, x.dtype)
+    output = output_or_new(output, num_rows, num_outputs, {x.dtype}, x, x.dtype)
     if num_rows == 0:
         return output
-    own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
-    output_tiles = triton.cdiv(num_outputs, TILE)
-    target = output
-    if own.writes_partials:
-        partials = (own.splits.count, num_rows, output_tiles * TILE)
-        target = torch.empty(partials, dtype=torch.float32, device=x.device)
-    nested = weight.nested
-    row_tiles = triton.cdiv(num_rows, own.block_rows)
-    nf4_product[(row_tiles, output_tiles, own.splits.count if own.writes_partials else 1)](
-        x,
-        weight.codes,
-        weight.absmax,
-        weight.values,
-        weight.values if nested is None else nested.table,
-        weight.values if nested is None else nested.absmax,
-        x if bias is None else bias,
-        target,
-        x.stride(0) // UNIT,
-        num_rows,
-        num_outputs,
-        num_groups,
-        own.splits.tiles * (TILE // GROUP),
-        int(bias is not None),
-        0.0 if nested is None else nested.offset,
-        **_constants(own.block_rows, nested is not None, own.writes_partials),
-        num_warps=own.num_warps,
-        num_stages=own.num_stages,
+    own, nested = plan(num_rows, num_outputs, x.shape[1], capability_of(x)), weight.nested
+    nested_tensors = (weight.values, weight.values) if nested is None else (nested.table, nested.absmax)
+    launch(
+        nf4_product,
+        own,
+        own.grid(num_rows, num_outputs),
+        (x, weight.codes, weight.absmax, weight.values, *nested_tensors),
+        bias,
+        output,
+        (
+            x.stride(0) // UNIT,
+            num_rows,
+            num_outputs,
+            num_groups,
+            own.splits.tiles * (TILE // GROUP),
+            int(bias is not None),
+            0.0 if nested is None else nested.offset,
+        ),
+        _constants(nested is not None, own.block_rows, own.writes_partials),
     )
-    if own.writes_partials:
-        add_splits(target, bias, output)
     return output
 
 
@@ -228,7 +199,7 @@ def _check(x: Tensor, weight: Nf4Weight) -> tuple[int, int]:
     num_outputs, size = weight.codes.shape[0], 2 * weight.codes.shape[1]
     require(num_outputs > 0, "codes", "has no outputs")
     require(size > 0 and size % GROUP == 0, "codes", f"has rows of {size} inputs; give a multiple of {GROUP}")
-    require_tensor("x", x, (None, size), DTYPES)
+    require_tensor("x", x, (None, size), FLOATS)
     require_unit_stride("x", x)
     require(x.stride(0) % UNIT == 0, "x", f"has rows {x.stride(0)} apart; give a multiple of {UNIT}")
     kind = torch.float32 if weight.nested is None else torch.uint8
@@ -245,7 +216,7 @@ def _check(x: Tensor, weight: Nf4Weight) -> tuple[int, int]:
     return num_outputs, size // GROUP
 
 
-def _constants(block_rows: int, is_nested: bool, partial: bool) -> dict[str, int | bool]:
+def _constants(is_nested: bool, block_rows: int, writes_partials: bool) -> dict[str, int | bool]:
     return {
         "BLOCK_ROWS": block_rows,
         "TILE": TILE,
@@ -253,25 +224,16 @@ def _constants(block_rows: int, is_nested: bool, partial: bool) -> dict[str, int
         "NESTED_GROUP": NESTED_GROUP,
         "UNIT": UNIT,
         "IS_NESTED": is_nested,
-        "PARTIAL": partial,
+        "PARTIAL": writes_partials,
     }
 
 
 def nf4_variants() -> Iterator[Variant]:
     """Models in bfloat16, scales quantized and not."""
+    numbers = dict.fromkeys(nf4_product.arg_names[8:14], "i32") | {"offset": "fp32"}
     for capability, is_nested in product(ARCHITECTURES, (False, True)):
-        for name, tiles, is_partial in tuned_tiles("nf4", capability):
-            arguments = {"x": "*bf16", "codes": "*u8", "absmax": "*u8" if is_nested else "*fp32", "values": "*fp32"}
-            arguments |= {"nested_table": "*fp32", "nested_absmax": "*fp32", "bias": "*bf16"}
-            arguments |= {"output": "*fp32" if is_partial else "*bf16"}
-            arguments |= dict.fromkeys(nf4_product.arg_names[8:14], "i32") | {"offset": "fp32"}
-            yield Variant(
-                f"bf16{'-nested' if is_nested else ''}-{name}",
-                nf4_product,
-                arguments,
-                _constants(tiles.block_rows, is_nested, is_partial),
-                TensorCores.WGMMA,
-                tiles.num_warps,
-                tiles.num_stages,
-                capabilities=(capability,),
-            )
+        operands = {"x": "*bf16", "codes": "*u8", "absmax": "*u8" if is_nested else "*fp32", "values": "*fp32"}
+        operands |= {"nested_table": "*fp32", "nested_absmax": "*fp32"}
+        tiles, constants_of = tuned_tiles("nf4", capability), partial(_constants, is_nested)
+        name = "bf16-nested" if is_nested else "bf16"
+        yield from tuned_variants(nf4_product, tiles, capability, name, "bf16", operands, numbers, constants_of)

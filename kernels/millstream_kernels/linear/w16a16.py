@@ -26,51 +26,33 @@ Thakkar et al. 2023 (CUTLASS 3) for the swapped operands.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
-from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.splits import TILE
+from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
-from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
-from millstream_kernels.variant import TensorCores, Variant
+from millstream_kernels.tuning.table import ARCHITECTURES
+from millstream_kernels.variant import Variant
 
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 UNIT = 8  # sizes and distances of rows are passed in units of 8 numbers
 MAX_ROWS = SPLIT_ROWS
 BLOCK_INPUTS = 64  # of the inner loop; part of the order of a row's sum, so no table names it
 
 
-@dataclass(frozen=True, slots=True)
-class W16A16Plan:
-    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
-
-    block_rows: int
-    num_warps: int
-    num_stages: int
-    splits: Splits
-
-    @property
-    def writes_partials(self) -> bool:
-        return self.splits.count > 1
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> W16A16Plan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
     """Return how `num_rows` rows, up to `MAX_ROWS`, are multiplied. `capability`: 80 for sm_80."""
-    tiles = tiles_for("w16a16", num_rows, capability)
-    splits = splits_of(num_outputs, num_inputs)
-    return W16A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits)
+    return plan_product("w16a16", num_rows, num_outputs, num_inputs, capability, whole_weight_rows=0)
 
 
 def unsupported(weight: Tensor) -> str | None:
     """Why the kernel does not take a weight `[out, in]`; None: it does."""
-    if weight.dtype not in DTYPES:
+    if weight.dtype not in FLOATS:
         return f"dtype {str(weight.dtype).removeprefix('torch.')}"
     if weight.stride(1) != 1:
         return "inputs of an output do not follow one another"
@@ -149,44 +131,34 @@ def w16a16_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, outp
     """
     _check(x, weight)
     num_rows, num_outputs = x.shape[0], weight.shape[0]
-    if bias is not None:
-        require_tensor("bias", bias, (num_outputs,), {x.dtype})
-        require_unit_stride("bias", bias)
-    if output is None:
-        output = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    require_tensor("output", output, (num_rows, num_outputs), {x.dtype})
-    require(output.is_contiguous(), "output", "is not contiguous")
+    require_bias(bias, num_outputs, x.dtype)
+    output = output_or_new(output, num_rows, num_outputs, {x.dtype}, x, x.dtype)
     if num_rows == 0:
         return output
     own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
-    output_tiles = triton.cdiv(num_outputs, TILE)
-    target = output
-    if own.writes_partials:
-        partials = (own.splits.count, num_rows, output_tiles * TILE)
-        target = torch.empty(partials, dtype=torch.float32, device=x.device)
-    w16a16_product[(output_tiles, own.splits.count)](
-        x,
-        weight,
-        x if bias is None else bias,
-        target,
-        x.stride(0) // UNIT,
-        weight.stride(0) // UNIT,
-        num_rows,
-        num_outputs,
-        x.shape[1] // UNIT,
-        own.splits.tiles,
-        int(bias is not None),
-        **_constants(own.block_rows, own.writes_partials),
-        num_warps=own.num_warps,
-        num_stages=own.num_stages,
+    launch(
+        w16a16_product,
+        own,
+        own.grid(num_rows, num_outputs)[1:],  # one tile has all rows
+        (x, weight),
+        bias,
+        output,
+        (
+            x.stride(0) // UNIT,
+            weight.stride(0) // UNIT,
+            num_rows,
+            num_outputs,
+            x.shape[1] // UNIT,
+            own.splits.tiles,
+            int(bias is not None),
+        ),
+        _constants(own.block_rows, own.writes_partials),
     )
-    if own.writes_partials:
-        add_splits(target, bias, output)
     return output
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    require_tensor("x", x, (None, None), DTYPES)
+    require_tensor("x", x, (None, None), FLOATS)
     num_rows, size = x.shape
     require(num_rows <= MAX_ROWS, "x", f"has {num_rows} rows; at most {MAX_ROWS} are supported")
     require(size > 0 and size % UNIT == 0, "x", f"has {size} inputs; give a multiple of {UNIT}")
@@ -208,17 +180,10 @@ def _constants(block_rows: int, partial: bool) -> dict[str, int | bool]:
 def w16a16_variants() -> Iterator[Variant]:
     """Weights that are split and that are not, in both types; a variant serves every size."""
     wanted = tuple(product((FEW_ROWS, SPLIT_ROWS), (True, False)))
+    numbers = dict.fromkeys(w16a16_product.arg_names[4:11], "i32")
     for capability, dtype in product(ARCHITECTURES, ("bf16", "fp16")):
-        for name, tiles, is_partial in tuned_tiles("w16a16", capability, wanted):
-            arguments = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": f"*{dtype}"}
-            arguments |= {"output": "*fp32" if is_partial else f"*{dtype}"}
-            yield Variant(
-                f"{dtype}-{name}",
-                w16a16_product,
-                arguments | dict.fromkeys(w16a16_product.arg_names[4:11], "i32"),
-                _constants(tiles.block_rows, is_partial),
-                TensorCores.WGMMA,
-                tiles.num_warps,
-                tiles.num_stages,
-                capabilities=(capability,),
-            )
+        tiles = tuned_tiles("w16a16", capability, wanted)
+        operands = {"x": f"*{dtype}", "weight": f"*{dtype}"}
+        yield from tuned_variants(
+            w16a16_product, tiles, capability, dtype, dtype, operands, numbers, constants_of=_constants
+        )

@@ -33,7 +33,7 @@ Lin et al. 2023 (AWQ, arXiv 2306.00978); Frantar et al. 2022 (GPTQ, arXiv 2210.1
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
@@ -43,24 +43,10 @@ from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
 from millstream_kernels.linear.int4_weight import RUN, RUNS, TILE, UNIT, Int4Weight
-from millstream_kernels.linear.splits import Splits, add_splits, splits_of
-from millstream_kernels.linear.tuned import tuned_tiles
-from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
-from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
-from millstream_kernels.variant import TensorCores, Variant
-
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class W4A16Plan:
-    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
-
-    block_rows: int
-    num_warps: int
-    num_stages: int
-    splits: Splits
-    writes_partials: bool
+from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
+from millstream_kernels.tuning.table import ARCHITECTURES
+from millstream_kernels.variant import Variant
 
 
 def table_name(group_size: int) -> str:
@@ -68,13 +54,10 @@ def table_name(group_size: int) -> str:
     return "w4a16" if group_size >= TILE else "w4a16-small-groups"
 
 
-def plan(num_rows: int, weight: Int4Weight, capability: int) -> W4A16Plan:
+def plan(num_rows: int, weight: Int4Weight, capability: int) -> ProductPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
-    splits = splits_of(weight.num_outputs, weight.num_inputs)
-    tiles = tiles_for(table_name(weight.group_size), num_rows, capability)
-    # The partial sums of few rows are small: one variant less to compile for weights with many outputs.
-    writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    return W4A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
+    name = table_name(weight.group_size)
+    return plan_product(name, num_rows, weight.num_outputs, weight.num_inputs, capability)
 
 
 @triton.jit
@@ -216,17 +199,12 @@ def w4a16_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, *, o
     Raises:
         KernelArgumentError: naming the argument.
     """
-    require_tensor("x", x, (None, weight.num_inputs), DTYPES)
+    require_tensor("x", x, (None, weight.num_inputs), FLOATS)
     num_rows, num_inputs = x.shape
     require(num_inputs % UNIT == 0, "x", f"has {num_inputs} inputs; give a multiple of {UNIT}")
     require(weight.codes.device == x.device, "weight", f"is on {weight.codes.device}, x on {x.device}")
-    if bias is not None:
-        require_tensor("bias", bias, (weight.num_outputs,), {x.dtype})
-        require_unit_stride("bias", bias)
-    if output is None:
-        output = torch.empty((num_rows, weight.num_outputs), dtype=x.dtype, device=x.device)
-    require_tensor("output", output, (num_rows, weight.num_outputs), {x.dtype})
-    require(output.is_contiguous(), "output", "is not contiguous")
+    require_bias(bias, weight.num_outputs, x.dtype)
+    output = output_or_new(output, num_rows, weight.num_outputs, {x.dtype}, x, x.dtype)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     require_unit_stride("x", x)
@@ -234,49 +212,40 @@ def w4a16_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, *, o
     if num_rows == 0:
         return output
     own = plan(num_rows, weight, capability_of(x))
-    if not own.writes_partials:
-        _launch(x, weight, bias, output, own)
-        return output
-    width = weight.codes.shape[0] * TILE
-    partials = torch.empty((own.splits.count, num_rows, width), dtype=torch.float32, device=x.device)
-    _launch(x, weight, bias, partials, own)
-    add_splits(partials, bias, output)
+    launch(
+        w4a16_product,
+        own,
+        own.grid(num_rows, weight.num_outputs),
+        (x, weight.codes, weight.groups),
+        bias,
+        output,
+        (
+            x.stride(0) // UNIT,
+            num_rows,
+            weight.num_outputs,
+            num_inputs // UNIT,
+            weight.codes.shape[1],
+            own.splits.tiles,
+            max(1, weight.group_size // TILE),
+            weight.groups.shape[1],
+            int(bias is not None),
+        ),
+        _constants(weight.group_size, weight.scale_dtype, num_inputs % TILE == 0, own.block_rows, own.writes_partials),
+    )
     return output
 
 
-def _launch(x: Tensor, weight: Int4Weight, bias: Tensor | None, output: Tensor, own: W4A16Plan) -> None:
-    output_tiles, input_tiles = weight.codes.shape[:2]
-    row_tiles = triton.cdiv(x.shape[0], own.block_rows)
-    w4a16_product[(row_tiles, output_tiles, own.splits.count if own.writes_partials else 1)](
-        x,
-        weight.codes,
-        weight.groups,
-        x if bias is None else bias,
-        output,
-        x.stride(0) // UNIT,
-        x.shape[0],
-        weight.num_outputs,
-        weight.num_inputs // UNIT,
-        input_tiles,
-        own.splits.tiles,
-        max(1, weight.group_size // TILE),
-        weight.groups.shape[1],
-        int(bias is not None),
-        **_constants(own, weight.group_size, weight.scale_dtype, weight.num_inputs % TILE == 0),
-        num_warps=own.num_warps,
-        num_stages=own.num_stages,
-    )
-
-
-def _constants(own: W4A16Plan, group_size: int, scales: torch.dtype, whole_tiles: bool) -> dict[str, int | bool]:
+def _constants(
+    group_size: int, scales: torch.dtype, whole_tiles: bool, block_rows: int, writes_partials: bool
+) -> dict[str, int | bool]:
     return {
-        "BLOCK_ROWS": own.block_rows,
+        "BLOCK_ROWS": block_rows,
         "TILE": TILE,
         "RUN": RUN,
         "GROUP_RUNS": min(RUNS, group_size // RUN),
         "UNIT": UNIT,
         "SCALE_IS_BF16": scales == torch.bfloat16,
-        "PARTIAL": own.writes_partials,
+        "PARTIAL": writes_partials,
         "WHOLE_TILES": whole_tiles,
     }
 
@@ -284,19 +253,9 @@ def _constants(own: W4A16Plan, group_size: int, scales: torch.dtype, whole_tiles
 def w4a16_variants() -> Iterator[Variant]:
     """Models in bfloat16 with scales in float16, as AWQ and GPTQ write them, and inputs in whole tiles."""
     formats = [("bf16", 128), ("bf16", 64), ("bf16", 32), ("fp16", 128)]
+    numbers = dict.fromkeys(w4a16_product.arg_names[5:14], "i32")
     for capability, (dtype, group_size) in product(ARCHITECTURES, formats):
-        for name, tiles, is_partial in tuned_tiles(table_name(group_size), capability):
-            own = W4A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, Splits(1, 1), is_partial)
-            arguments = {"x": f"*{dtype}", "codes": "*i32", "groups": "*i32", "bias": f"*{dtype}"}
-            arguments |= {"output": "*fp32" if is_partial else f"*{dtype}"}
-            arguments |= dict.fromkeys(w4a16_product.arg_names[5:14], "i32")
-            yield Variant(
-                f"{dtype}-group{group_size}-{name}",
-                w4a16_product,
-                arguments,
-                _constants(own, group_size, torch.float16, whole_tiles=True),
-                TensorCores.WGMMA,
-                own.num_warps,
-                own.num_stages,
-                capabilities=(capability,),
-            )
+        tiles, name = tuned_tiles(table_name(group_size), capability), f"{dtype}-group{group_size}"
+        operands = {"x": f"*{dtype}", "codes": "*i32", "groups": "*i32"}
+        constants_of = partial(_constants, group_size, torch.float16, True)
+        yield from tuned_variants(w4a16_product, tiles, capability, name, dtype, operands, numbers, constants_of)

@@ -27,7 +27,6 @@ Micikevicius et al. 2022 (arXiv 2209.05433) for e4m3; Dettmers et al. 2022 (arXi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -36,34 +35,19 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
-from millstream_kernels.linear.tuned import tuned_tiles
-from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
-from millstream_kernels.tuning.table import ARCHITECTURES, tiles_for
-from millstream_kernels.variant import TensorCores, Variant
+from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.splits import TILE
+from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
+from millstream_kernels.tuning.table import ARCHITECTURES
+from millstream_kernels.variant import Variant
 
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 CODES = {torch.int8, torch.uint8}  # uint8: the bits of float8_e4m3fn
 UNIT = 16  # K and strides are passed in units of 16 numbers: of codes, 16 bytes
 
 
-@dataclass(frozen=True, slots=True)
-class W8A16Plan:
-    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
-
-    block_rows: int
-    num_warps: int
-    num_stages: int
-    splits: Splits
-    writes_partials: bool
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> W8A16Plan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
-    splits = splits_of(num_outputs, num_inputs)
-    writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
-    tiles = tiles_for("w8a16", num_rows, capability)
-    return W8A16Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
+    return plan_product("w8a16", num_rows, num_outputs, num_inputs, capability)
 
 
 @triton.jit
@@ -180,48 +164,36 @@ def w8a16_linear(
     """
     group_tiles = _check(x, weight, scales, group_size)
     num_rows, num_outputs = x.shape[0], weight.shape[0]
-    if bias is not None:
-        require_tensor("bias", bias, (num_outputs,), {x.dtype})
-        require_unit_stride("bias", bias)
-    if output is None:
-        output = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    require_tensor("output", output, (num_rows, num_outputs), {x.dtype})
-    require(output.is_contiguous(), "output", "is not contiguous")
+    require_bias(bias, num_outputs, x.dtype)
+    output = output_or_new(output, num_rows, num_outputs, {x.dtype}, x, x.dtype)
     if num_rows == 0:
         return output
     own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
-    output_tiles = triton.cdiv(num_outputs, TILE)
-    target = output
-    if own.writes_partials:
-        partials = (own.splits.count, num_rows, output_tiles * TILE)
-        target = torch.empty(partials, dtype=torch.float32, device=x.device)
-    row_tiles = triton.cdiv(num_rows, own.block_rows)
-    w8a16_product[(row_tiles, output_tiles, own.splits.count if own.writes_partials else 1)](
-        x,
-        weight,
-        scales,
-        x if bias is None else bias,
-        target,
-        x.stride(0) // UNIT,
-        weight.stride(0) // UNIT,
-        num_rows,
-        num_outputs,
-        x.shape[1] // UNIT,
-        own.splits.tiles,
-        group_tiles,
-        int(bias is not None),
-        **_constants(own.block_rows, own.writes_partials),
-        num_warps=own.num_warps,
-        num_stages=own.num_stages,
+    launch(
+        w8a16_product,
+        own,
+        own.grid(num_rows, num_outputs),
+        (x, weight, scales),
+        bias,
+        output,
+        (
+            x.stride(0) // UNIT,
+            weight.stride(0) // UNIT,
+            num_rows,
+            num_outputs,
+            x.shape[1] // UNIT,
+            own.splits.tiles,
+            group_tiles,
+            int(bias is not None),
+        ),
+        _constants(own.block_rows, own.writes_partials),
     )
-    if own.writes_partials:
-        add_splits(target, bias, output)
     return output
 
 
 def _check(x: Tensor, weight: Tensor, scales: Tensor, group_size: int | None) -> int:
     """The tiles of inputs that a group has."""
-    require_tensor("x", x, (None, None), DTYPES)
+    require_tensor("x", x, (None, None), FLOATS)
     size = x.shape[1]
     require(size > 0 and size % UNIT == 0, "x", f"has {size} inputs; give a multiple of {UNIT}")
     require_tensor("weight", weight, (None, size), CODES)
@@ -244,17 +216,10 @@ def _constants(block_rows: int, partial: bool) -> dict[str, int | bool]:
 
 def w8a16_variants() -> Iterator[Variant]:
     """Models in bfloat16 with codes of either kind; a variant serves scales per channel and per group."""
+    numbers = dict.fromkeys(w8a16_product.arg_names[5:13], "i32")
     for capability, (kind, codes) in product(ARCHITECTURES, (("int8", "i8"), ("e4m3", "u8"))):
-        for name, tiles, is_partial in tuned_tiles("w8a16", capability):
-            arguments = {"x": "*bf16", "weight": f"*{codes}", "scales": "*fp32", "bias": "*bf16"}
-            arguments |= {"output": "*fp32" if is_partial else "*bf16"}
-            yield Variant(
-                f"bf16-{kind}-{name}",
-                w8a16_product,
-                arguments | dict.fromkeys(w8a16_product.arg_names[5:13], "i32"),
-                _constants(tiles.block_rows, is_partial),
-                TensorCores.WGMMA,
-                tiles.num_warps,
-                tiles.num_stages,
-                capabilities=(capability,),
-            )
+        tiles = tuned_tiles("w8a16", capability)
+        operands = {"x": "*bf16", "weight": f"*{codes}", "scales": "*fp32"}
+        yield from tuned_variants(
+            w8a16_product, tiles, capability, f"bf16-{kind}", "bf16", operands, numbers, constants_of=_constants
+        )

@@ -28,8 +28,8 @@ Dettmers et al. 2022 (arXiv 2208.07339); Micikevicius et al. 2022 (arXiv 2209.05
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 import triton
@@ -37,14 +37,13 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError, capability_of, require, require_tensor
-from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
-from millstream_kernels.linear.tuned import tuned_tiles
+from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product
+from millstream_kernels.linear.splits import TILE
+from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
-from millstream_kernels.tuning.table import tiles_for
-from millstream_kernels.variant import TensorCores, Variant
+from millstream_kernels.variant import Variant
 
 CODES = {torch.int8, torch.float8_e4m3fn}
-OUTPUTS = {torch.bfloat16, torch.float16, torch.float32}
 UNIT = 16  # sizes and strides of codes are passed in units of 16 bytes
 FP8_CAPABILITY = 89
 
@@ -56,22 +55,9 @@ class ScaleKind(StrEnum):
     BLOCK = "block"  # weight_scales [N / 128, K / 128], x_scales [M, K / 128], both rounded up
 
 
-@dataclass(frozen=True, slots=True)
-class W8A8Plan:
-    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
-
-    block_rows: int
-    num_warps: int
-    num_stages: int
-    splits: Splits
-    writes_partials: bool
-
-
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> W8A8Plan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
-    splits = splits_of(num_outputs, num_inputs)
-    tiles = tiles_for("w8a8", num_rows, capability)
-    return W8A8Plan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, num_rows <= SPLIT_ROWS)
+    return plan_product("w8a8", num_rows, num_outputs, num_inputs, capability, whole_weight_rows=SPLIT_ROWS)
 
 
 @triton.jit(
@@ -176,42 +162,31 @@ def w8a8_linear(
     """
     kind = _check(x, x_scales, weight, weight_scales)
     num_rows, num_outputs = x.shape[0], weight.shape[0]
-    if output is None:
-        output = torch.empty((num_rows, num_outputs), dtype=dtype, device=x.device)
-    require_tensor("output", output, (num_rows, num_outputs), OUTPUTS)
-    require(output.is_contiguous(), "output", "is not contiguous")
+    output = output_or_new(output, num_rows, num_outputs, FLOATS, x, dtype)
     if bias is not None:
         require_tensor("bias", bias, (num_outputs,), {output.dtype})
         require(bias.is_contiguous(), "bias", "is not contiguous")
     if num_rows == 0:
         return output
     own = plan(num_rows, num_outputs, x.shape[1], capability_of(x))
-    output_tiles = triton.cdiv(num_outputs, TILE)
-    target = output
-    if own.writes_partials:
-        partials = (own.splits.count, num_rows, output_tiles * TILE)
-        target = torch.empty(partials, dtype=torch.float32, device=x.device)
-    row_tiles = triton.cdiv(num_rows, own.block_rows)
-    w8a8_product[(row_tiles, output_tiles, own.splits.count if own.writes_partials else 1)](
-        x,
-        x_scales,
-        weight,
-        weight_scales,
-        output if bias is None else bias,
-        target,
-        x.stride(0) // UNIT,
-        weight.stride(0) // UNIT,
-        num_rows,
-        num_outputs,
-        x.shape[1] // UNIT,
-        own.splits.tiles,
-        int(bias is not None),
-        **_constants(own.block_rows, kind, own.writes_partials),
-        num_warps=own.num_warps,
-        num_stages=own.num_stages,
+    launch(
+        w8a8_product,
+        own,
+        own.grid(num_rows, num_outputs),
+        (x, x_scales, weight, weight_scales),
+        bias,
+        output,
+        (
+            x.stride(0) // UNIT,
+            weight.stride(0) // UNIT,
+            num_rows,
+            num_outputs,
+            x.shape[1] // UNIT,
+            own.splits.tiles,
+            int(bias is not None),
+        ),
+        _constants(kind, own.block_rows, own.writes_partials),
     )
-    if own.writes_partials:
-        add_splits(target, bias, output)
     return output
 
 
@@ -239,13 +214,13 @@ def _check(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -
     return kind
 
 
-def _constants(block_rows: int, kind: ScaleKind, partial: bool) -> dict[str, int | bool]:
+def _constants(kind: ScaleKind, block_rows: int, writes_partials: bool) -> dict[str, int | bool]:
     return {
         "BLOCK_ROWS": block_rows,
         "TILE": TILE,
         "UNIT": UNIT,
         "IS_BLOCK": kind == ScaleKind.BLOCK,
-        "PARTIAL": partial,
+        "PARTIAL": writes_partials,
     }
 
 
@@ -254,17 +229,9 @@ def w8a8_variants() -> Iterator[Variant]:
     formats = [("i8", ScaleKind.CHANNEL, 80), ("i8", ScaleKind.CHANNEL, 90)]
     formats += [("fp8e4nv", ScaleKind.CHANNEL, 90), ("fp8e4nv", ScaleKind.BLOCK, 90)]
     wanted = ((FEW_ROWS, True), (SPLIT_ROWS, True), (None, False))
+    numbers = dict.fromkeys(w8a8_product.arg_names[6:13], "i32")
     for codes, kind, capability in formats:
-        for name, tiles, is_partial in tuned_tiles("w8a8", capability, wanted):
-            arguments = {"x": f"*{codes}", "x_scales": "*fp32", "weight": f"*{codes}", "weight_scales": "*fp32"}
-            arguments |= {"bias": "*bf16", "output": "*fp32" if is_partial else "*bf16"}
-            yield Variant(
-                f"{codes}-{kind}-{name}",
-                w8a8_product,
-                arguments | dict.fromkeys(w8a8_product.arg_names[6:13], "i32"),
-                _constants(tiles.block_rows, kind, is_partial),
-                TensorCores.WGMMA,
-                tiles.num_warps,
-                tiles.num_stages,
-                capabilities=(capability,),
-            )
+        tiles = tuned_tiles("w8a8", capability, wanted)
+        operands = {"x": f"*{codes}", "x_scales": "*fp32", "weight": f"*{codes}", "weight_scales": "*fp32"}
+        constants_of, name = partial(_constants, kind), f"{codes}-{kind}"
+        yield from tuned_variants(w8a8_product, tiles, capability, name, "bf16", operands, numbers, constants_of)

@@ -12,8 +12,9 @@ from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, backend_of, sampler_kernels
 from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.model_loading import LoadedModel
 from millstream_runtime.engine.execution.model_runner import ModelRunner
-from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup
+from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa

@@ -19,9 +19,10 @@ from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphUse
+from millstream_runtime.engine.execution.model_loading import load_on_ranks
 from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group
+from millstream_runtime.engine.execution.rank_group import RankGroup, start_rank_group
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.out_of_memory import is_out_of_memory

@@ -16,8 +16,7 @@ from hack.training import eagle_acceptance, knowledge
 from hack.training.batches import Batch
 from hack.training.eagle_head import NAME, export, goal_of, head_loss, train_head
 from hack.training.recipe import DEMO
-from millstream_runtime.models.eagle.eagle_folder import read_eagle_folder
-from millstream_runtime.models.eagle.eagle_head import load_head
+from millstream_runtime.models.eagle import heads
 
 MODELS = Path(__file__).parents[3] / "models"
 
@@ -49,8 +48,8 @@ def test_training_brings_the_head_closer_to_its_target(target: LlamaForCausalLM,
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, dict(head.named_parameters())[name]), "seeded"
     export(head, tmp_path)
-    shape = read_eagle_folder(tmp_path)
-    assert load_head(shape, tmp_path, torch.float32, torch.device("cpu")).config.hidden_size == 64
+    shape = heads.read_head_folder(tmp_path)
+    assert heads.load(shape, tmp_path, torch.float32, torch.device("cpu")).config.hidden_size == 64
 
 
 def test_the_committed_head_is_small() -> None:

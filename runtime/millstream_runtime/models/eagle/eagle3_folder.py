@@ -11,15 +11,15 @@ embed_tokens.weight                    the same                                 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_runtime.draft_head_tensors import D2T, EAGLE3_STATES, eagle3_name, names_here
+from millstream_runtime.draft_head_tensors import D2T, EAGLE3_STATES
 from millstream_runtime.draft_heads import EAGLE3_OTHER_HEADS, LAYER_IDS, LAYER_IDS_SECTION, LAYER_SECTION
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.eagle.layer_config import read_layer_config
+from millstream_runtime.models.loading.head_checkpoint import EAGLE3_HEAD, open_head_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,11 @@ def read_eagle3_folder(folder: Path) -> Eagle3Shape:
     for name in EAGLE3_OTHER_HEADS:
         if outer.get(name):
             raise outer.unsupported(name, outer.get(name), "EAGLE-3 heads without it")
-    output_bias = inner.flag("attention_bias")
-    biases = {"attention_bias": output_bias or inner.flag("qkv_bias")}
-    fields = Fields(path, {**inner.values, **biases, "architectures": ["LlamaForCausalLM"]})
-    config = ModelConfig(**common_fields(fields))
-    if config.quantization is not None:
-        raise fields.unsupported("quantization_config", config.quantization.method, "EAGLE heads of 16 and 32 bits")
+    fields, config, output_bias = read_layer_config(path, inner)
     if config.num_layers != 1:
         raise fields.unsupported("num_hidden_layers", config.num_layers, "EAGLE-3 heads of one layer")
     draft_vocab_size = outer.integer("draft_vocab_size", config.vocab_size)
-    with open_eagle3_checkpoint(folder) as checkpoint:
+    with open_head_checkpoint(folder, EAGLE3_HEAD) as checkpoint:
         has_table = D2T in checkpoint
     if draft_vocab_size > config.vocab_size or (draft_vocab_size < config.vocab_size and not has_table):
         raise outer.invalid(
@@ -85,11 +80,6 @@ def read_eagle3_folder(folder: Path) -> Eagle3Shape:
     )
 
 
-def open_eagle3_checkpoint(folder: Path) -> Checkpoint:
-    """Open the weights by the names of this module. Raises RuntimeFailure: as `Checkpoint`."""
-    return Checkpoint(folder, _names)
-
-
 def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
     section = fields if fields.get(LAYER_IDS) is not None else fields.section(LAYER_IDS_SECTION) or fields
     found = section.get(LAYER_IDS)
@@ -99,7 +89,3 @@ def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
     if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in found):
         raise section.invalid(LAYER_IDS, f"{found!r:.60}; it must be a list of {EAGLE3_STATES} numbers of layers")
     return tuple(found)
-
-
-def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, eagle3_name)

@@ -9,22 +9,19 @@ the target's vocabulary; `d2t` says by how much each has a larger id there. The 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from millstream_runtime.draft_head_tensors import EAGLE3_STATES
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, open_eagle3_checkpoint
-from millstream_runtime.models.eagle.eagle_folder import refuse_unknown_tensors
+from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape
 from millstream_runtime.models.layers.attention import Attention, grouped_query_attention
 from millstream_runtime.models.layers.decoder import Decoder, RotarySteps
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.layers.torch_layers import layers_of
-from millstream_runtime.models.loading.layer_kernels import LayerKernels, TensorLayer
-from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
+from millstream_runtime.models.loading.layer_kernels import TensorLayer
+from millstream_runtime.models.loading.weights import Weights
 
 TOKEN_TABLE_DTYPES = ("I64", "I32")
 
@@ -83,35 +80,6 @@ class Eagle3Head:
     def logits(self, target: Decoder, states: Tensor) -> Tensor:
         """`[rows, hidden]` of `forward` to `[rows, draft vocabulary]`."""
         return self._head(self._norm(states))
-
-
-def expected_eagle3_weights(shape: Eagle3Shape, dtype: torch.dtype) -> ExpectedWeights:
-    """Every tensor that the head's checkpoint must hold, and the bytes that they will take."""
-    weights = ExpectedWeights(dtype)
-    Eagle3Head(shape, weights)
-    return weights
-
-
-def load_eagle3_head(
-    shape: Eagle3Shape,
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    copy_budget_bytes: int = 0,
-    kernels: LayerKernels | None = None,
-) -> Eagle3Head:
-    """Check every tensor of the folder, then load the head. `copy_budget_bytes`, `kernels`: as in
-    `registry.load_model`.
-
-    Raises:
-        RuntimeFailure: CheckpointInvalid, naming file and tensor.
-    """
-    with open_eagle3_checkpoint(folder) as checkpoint:
-        wanted = expected_eagle3_weights(shape, dtype)
-        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "an EAGLE-3 head")
-        checkpoint.check(wanted.expected.items(), wanted.dtypes)
-        weights = LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes, kernels=kernels)
-        return Eagle3Head(shape, weights)
 
 
 def _norm(config: ModelConfig, weights: Weights, name: str) -> TensorLayer:

@@ -1,26 +1,22 @@
 """The folder of an EAGLE-1 head, in either of its two layouts: config.json and names of tensors.
 
-    published (SafeAILab/EAGLE)          `speculators` (vllm-project)          here
-    config.json: a Llama's fields        transformer_layer_config: the same    `EagleShape.config`
-    fc.weight, fc.bias                   fusion_fc.weight, fusion_fc.bias      fc.weight, fc.bias
-    layers.0.self_attn.q_proj.weight     transformer.self_attn.q_proj.weight   model.layers.0.self_attn.q_proj.weight
-    embed_tokens.weight                  -                                     not read: the target's own
-
-Safetensors only, as for every model.
+published (SafeAILab/EAGLE)          `speculators` (vllm-project)          here
+config.json: a Llama's fields        transformer_layer_config: the same    `EagleShape.config`
+fc.weight, fc.bias                   fusion_fc.weight, fusion_fc.bias      fc.weight, fc.bias
+layers.0.self_attn.q_proj.weight     transformer.self_attn.q_proj.weight   model.layers.0.self_attn.q_proj.weight
+embed_tokens.weight                  -                                     not read: the target's own
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_runtime.draft_head_tensors import eagle1_name, names_here
 from millstream_runtime.draft_heads import EAGLE1_OTHER_HEADS, LAYER_SECTION
-from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.eagle.layer_config import read_layer_config
+from millstream_runtime.models.loading.head_checkpoint import EAGLE1_HEAD, open_head_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +41,9 @@ def read_eagle_folder(folder: Path) -> EagleShape:
     path = folder / "config.json"
     outer = Fields(path)
     _refuse_other_heads(outer)
-    inner = outer.section(LAYER_SECTION) or outer
-    output_bias = inner.flag("attention_bias")
-    biases = {"attention_bias": output_bias or inner.flag("qkv_bias")}
-    # `speculators` names no architecture of the layer; the published heads of other families have Llama's layer, too.
-    fields = Fields(path, {**inner.values, **biases, "architectures": ["LlamaForCausalLM"]})
-    config = ModelConfig(**common_fields(fields))
-    if config.quantization is not None:
-        raise fields.unsupported("quantization_config", config.quantization.method, "EAGLE heads of 16 and 32 bits")
-    with open_eagle_checkpoint(folder) as checkpoint:
-        return EagleShape(config, "fc.bias" in checkpoint, output_bias)
-
-
-def open_eagle_checkpoint(folder: Path) -> Checkpoint:
-    """Open the weights by the names of this module. Raises RuntimeFailure: as `Checkpoint`."""
-    return Checkpoint(folder, _names)
-
-
-def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterable[str], kind: str) -> None:
-    """Refuse a tensor that the head has no place for: it would be another head than the one that was trained.
-
-    `kind`: of the head, with its article. Raises RuntimeFailure: CheckpointInvalid.
-    """
-    unknown = sorted({*names} - {*expected})
-    if not unknown:
-        return
-    raise RuntimeFailure(
-        FailureReason.CHECKPOINT_INVALID,
-        f"{folder}: tensor {unknown[0]:.200} is no part of {kind} of this config.json"
-        + (f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else "")
-        + f"; name the folder of {kind}.",
-    )
-
-
-def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, eagle1_name)
+    layer = read_layer_config(path, outer.section(LAYER_SECTION) or outer)
+    with open_head_checkpoint(folder, EAGLE1_HEAD) as checkpoint:
+        return EagleShape(layer.config, "fc.bias" in checkpoint, layer.output_bias)
 
 
 def _refuse_other_heads(fields: Fields) -> None:

@@ -10,19 +10,17 @@ output head, nor before its first layer. Embedding and output head are the targe
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.eagle.eagle_folder import EagleShape, open_eagle_checkpoint, refuse_unknown_tensors
+from millstream_runtime.models.eagle.eagle_folder import EagleShape
 from millstream_runtime.models.layers.attention import Attention, grouped_query_attention
 from millstream_runtime.models.layers.decoder import Decoder, PreNormLayer, RotarySteps, pre_norm_layer
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.layers.torch_layers import layers_of
-from millstream_runtime.models.loading.layer_kernels import LayerKernels, TensorLayer
-from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
+from millstream_runtime.models.loading.layer_kernels import TensorLayer
+from millstream_runtime.models.loading.weights import Weights
 
 
 class EagleHead:
@@ -61,35 +59,6 @@ class EagleHead:
     def logits(self, target: Decoder, states: Tensor) -> Tensor:
         """`[rows, hidden]` of `forward` to `[rows, vocab]`."""
         return target.logits_of_normed(states)
-
-
-def expected_head_weights(shape: EagleShape, dtype: torch.dtype) -> ExpectedWeights:
-    """Every tensor that the head's checkpoint must hold, and the bytes that they will take."""
-    weights = ExpectedWeights(dtype)
-    EagleHead(shape, weights)
-    return weights
-
-
-def load_head(
-    shape: EagleShape,
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    copy_budget_bytes: int = 0,
-    kernels: LayerKernels | None = None,
-) -> EagleHead:
-    """Check every tensor of the folder, then load the head. `copy_budget_bytes`, `kernels`: as in
-    `registry.load_model`.
-
-    Raises:
-        RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming file and tensor.
-    """
-    with open_eagle_checkpoint(folder) as checkpoint:
-        wanted = expected_head_weights(shape, dtype)
-        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "an EAGLE-1 head")
-        checkpoint.check(wanted.expected.items(), wanted.dtypes)
-        weights = LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes, kernels=kernels)
-        return EagleHead(shape, weights)
 
 
 def _layer(shape: EagleShape, weights: Weights, layer: int) -> PreNormLayer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,14 +12,21 @@ from torch import Tensor
 from millstream_runtime.draft_heads import is_eagle3
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, open_eagle3_checkpoint, read_eagle3_folder
-from millstream_runtime.models.eagle.eagle3_head import expected_eagle3_weights, load_eagle3_head
+from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, read_eagle3_folder
+from millstream_runtime.models.eagle.eagle3_head import Eagle3Head
 from millstream_runtime.models.eagle.eagle_folder import EagleShape, read_eagle_folder
-from millstream_runtime.models.eagle.eagle_head import expected_head_weights, load_head
+from millstream_runtime.models.eagle.eagle_head import EagleHead
 from millstream_runtime.models.layers.attention import Attention
 from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.loading.head_checkpoint import (
+    EAGLE1_HEAD,
+    EAGLE3_HEAD,
+    expected_head_weights,
+    load_head,
+    open_head_checkpoint,
+)
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
-from millstream_runtime.models.loading.weights import ExpectedWeights
+from millstream_runtime.models.loading.weights import ExpectedWeights, Weights
 
 HeadShape = EagleShape | Eagle3Shape
 
@@ -51,9 +59,7 @@ def read_head_folder(folder: Path) -> HeadShape:
 
 def expected_weights(shape: HeadShape, dtype: torch.dtype) -> ExpectedWeights:
     """Every tensor that the head's checkpoint must hold, and the bytes that they will take."""
-    if isinstance(shape, Eagle3Shape):
-        return expected_eagle3_weights(shape, dtype)
-    return expected_head_weights(shape, dtype)
+    return expected_head_weights(partial(_build, shape), dtype)
 
 
 def load(
@@ -70,12 +76,15 @@ def load(
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor.
     """
-    if isinstance(shape, Eagle3Shape):
-        return load_eagle3_head(shape, folder, dtype, device, copy_budget_bytes, kernels)
-    return load_head(shape, folder, dtype, device, copy_budget_bytes, kernels)
+    kind = EAGLE3_HEAD if isinstance(shape, Eagle3Shape) else EAGLE1_HEAD
+    return load_head(partial(_build, shape), kind, folder, dtype, device, copy_budget_bytes, kernels)
+
+
+def _build(shape: HeadShape, weights: Weights) -> DraftHead:
+    return Eagle3Head(shape, weights) if isinstance(shape, Eagle3Shape) else EagleHead(shape, weights)
 
 
 def _is_eagle3(folder: Path) -> bool:
     values = Fields(folder / "config.json").values
-    with open_eagle3_checkpoint(folder) as checkpoint:
+    with open_head_checkpoint(folder, EAGLE3_HEAD) as checkpoint:
         return is_eagle3(values, checkpoint.names)

@@ -9,20 +9,18 @@ blocks; all of them may begin with `medusa_head.`. Safetensors only, as for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from millstream_runtime.draft_head_tensors import medusa_name, names_here
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.eagle.eagle_folder import refuse_unknown_tensors
 from millstream_runtime.models.linear.linear import Linear
-from millstream_runtime.models.loading.checkpoint import Checkpoint
-from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
+from millstream_runtime.models.loading.head_checkpoint import MEDUSA_HEADS, expected_head_weights, load_head
+from millstream_runtime.models.loading.weights import ExpectedWeights, Weights
 
 MAX_HEADS, MAX_LAYERS = 16, 8
 
@@ -88,9 +86,7 @@ def expected_medusa_weights(
     shape: MedusaShape, hidden_size: int, vocab_size: int, dtype: torch.dtype
 ) -> ExpectedWeights:
     """Every tensor that the checkpoint must hold, and the bytes that they will take."""
-    weights = ExpectedWeights(dtype)
-    MedusaHeads(shape, hidden_size, vocab_size, weights)
-    return weights
+    return expected_head_weights(partial(MedusaHeads, shape, hidden_size, vocab_size), dtype)
 
 
 def load_medusa_heads(
@@ -110,13 +106,4 @@ def load_medusa_heads(
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor.
     """
-    with Checkpoint(folder, _names) as checkpoint:
-        wanted = expected_medusa_weights(shape, *sizes, dtype)
-        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "the Medusa heads")
-        checkpoint.check(wanted.expected.items(), wanted.dtypes)
-        weights = LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes)
-        return MedusaHeads(shape, *sizes, weights)
-
-
-def _names(stored: Iterable[str]) -> dict[str, str]:
-    return names_here(stored, medusa_name)
+    return load_head(partial(MedusaHeads, shape, *sizes), MEDUSA_HEADS, folder, dtype, device, copy_budget_bytes)

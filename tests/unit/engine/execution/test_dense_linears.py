@@ -9,7 +9,7 @@ import pytest
 
 from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine import assembly
-from millstream_runtime.engine.execution import rank_group, rank_kernels
+from millstream_runtime.engine.execution import model_loading, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request
@@ -37,7 +37,7 @@ PRODUCTS = {
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
     """Of engines whose dense linears alone are computed by kernels."""
     monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: DENSE)
-    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
+    monkeypatch.setattr(model_loading, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
     monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
     with interpreting(), recording_launches() as recorded:
         yield recorded

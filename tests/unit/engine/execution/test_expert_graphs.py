@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millstream_runtime.engine.execution import rank_group, rank_kernels
+from millstream_runtime.engine.execution import model_loading, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.kernel_choice import backend_of
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
@@ -37,7 +37,7 @@ def launches() -> Iterator[list[Launch]]:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine chooses there, with kernels for experts alone: interpreting all takes seconds."""
     on_a_gpu = Execution(KernelTapeRecorder(), overlapped=True, backend=Backend.TRITON)
-    monkeypatch.setattr(rank_group, "choose", lambda config, device: on_a_gpu)
+    monkeypatch.setattr(model_loading, "choose", lambda config, device: on_a_gpu)
 
     def layers(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> TritonLayers | None:
         return EXPERTS if backend_of("experts", choices) is Backend.TRITON else None

@@ -14,7 +14,7 @@ from millstream_kernels.tuning import table
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import kernel_choice, rank_group, rank_kernels
+from millstream_runtime.engine.execution import kernel_choice, model_loading, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.kernel_choice import (
     ATTENTION_PARTS,
@@ -143,7 +143,7 @@ def test_rotations_and_writes_into_the_pool_answer_alike(
     expected = generate(make_engine(folder, **config), few)
     assert not launches
     monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: only(rotates=True))
-    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
+    monkeypatch.setattr(model_loading, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
     assert generate(make_engine(folder, execution=TRITON, **config), few) == expected
     assert {launch.kernel for launch in launches} == {"rope_kv_write_heads"}
 
@@ -198,7 +198,7 @@ def test_a_seed_draws_torchs_tokens(
     expected = generate(make_engine(folder), few)
     assert not launches
     monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: None)
-    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
+    monkeypatch.setattr(model_loading, "backend_of", lambda part, choices: Backend.TORCH)
     assert generate(make_engine(folder, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} == {"sample_row"}
 
@@ -212,7 +212,7 @@ def test_log_probabilities_are_torchs(
     expected = described(make_engine(folder), prompt)
     assert not launches
     monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: None)
-    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
+    monkeypatch.setattr(model_loading, "backend_of", lambda part, choices: Backend.TORCH)
     found = described(make_engine(folder, execution=TRITON), prompt)
     assert {launch.kernel for launch in launches} == {"sample_row", "describe_row"}
     assert len(found) == len(expected) == 5

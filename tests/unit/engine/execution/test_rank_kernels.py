@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from millstream_runtime.distributed.leader import Leader
-from millstream_runtime.engine.execution import rank_group
+from millstream_runtime.engine.execution import model_loading
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.rank_kernels import agree, lies_for
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
@@ -50,7 +50,7 @@ def test_all_ranks_use_the_kernels_that_rank_0_chose_and_none_that_one_cannot_st
     monkeypatch.setenv(recording_follower.KERNELS, str(tmp_path))
     leader = Leader(2, torch.device("cpu"), follower_module=recording_follower.MODULE)
     wanted = choices(attention="taken", static_decode="taken", norm="taken")
-    monkeypatch.setattr(rank_group, "choose_kernels", lambda *arguments: wanted)
+    monkeypatch.setattr(model_loading, "choose_kernels", lambda *arguments: wanted)
 
     def kernels_of(execution: Execution) -> tuple[KernelChoice, ...]:
         engine = make_engine(folder, rank_group=leader, execution=execution, tensor_parallel_size=2)
@@ -81,8 +81,8 @@ def test_ranks_with_experts_of_kernels_have_graphs(
     monkeypatch.setenv(recording_follower.KERNELS, str(tmp_path))
     leader = Leader(2, torch.device("cpu"), follower_module=recording_follower.MODULE)
     backend = TRITON
-    monkeypatch.setattr(rank_group, "choose_kernels", lambda *arguments: (KernelChoice("experts", backend, ""),))
-    monkeypatch.setattr(rank_group, "choose", lambda config, device: Execution(EagerRecorder(), overlapped=True))
+    monkeypatch.setattr(model_loading, "choose_kernels", lambda *arguments: (KernelChoice("experts", backend, ""),))
+    monkeypatch.setattr(model_loading, "choose", lambda config, device: Execution(EagerRecorder(), overlapped=True))
     two_ranks = {"rank_group": leader, "tensor_parallel_size": 2, "max_num_seqs": 2}
     with interpreting():
         engine = make_engine(folder, **two_ranks)

@@ -9,7 +9,7 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import execution_mode, rank_group
+from millstream_runtime.engine.execution import execution_mode, model_loading
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import graph_budget, graphed_decodes
 from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
@@ -152,7 +152,7 @@ def test_what_waits_for_the_device_has_no_graphs(
     family: str, has_graphs: bool, models: Models, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_gpu = Execution(TapeRecorder(), overlapped=True)
-    monkeypatch.setattr(rank_group, "choose", lambda config, device: on_a_gpu)
+    monkeypatch.setattr(model_loading, "choose", lambda config, device: on_a_gpu)
     engine = make_engine(models.folder(family), max_num_seqs=2)
     assert (engine.graphs is not None) == has_graphs
     prompts = family_prompts((15, 18))
