@@ -133,7 +133,7 @@ class Follower:
     def _step(self, step: StepInput) -> None:
         forward = _made(self._forward)
         residual = forward.residual(step, lambda token_ids: self._last_tokens.fill(token_ids, step))
-        for rows in step.logits_rows:
+        for rows in step.head_rows:
             forward.logits(residual, rows)
         if step.kept_rows:
             self._last_tokens.receive(step.kept_rows)

@@ -50,6 +50,10 @@ class KeptMasks:
         self._masks: dict[object, Tensor] = {}
         self._num_bytes = 0
 
+    def of_other_rows(self) -> KeptMasks:
+        """Within the same limit, masks of chunks that have other rows in the same step."""
+        return _MasksOfOtherRows(self)
+
     def get(self, key: object, make: Callable[[], Tensor]) -> Tensor:
         """The mask of that key; one for which there is no room is made again for each layer."""
         if key in self._masks:
@@ -60,6 +64,15 @@ class KeptMasks:
             self._masks[key] = mask
             self._num_bytes += num_bytes
         return mask
+
+
+class _MasksOfOtherRows(KeptMasks):
+    def __init__(self, kept: KeptMasks) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def get(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        return self._kept.get(("other rows", key), make)
 
 
 class PromptCall:

@@ -55,17 +55,18 @@ class Forward:
         return self._cache.layout.num_groups
 
     def residual(self, step: StepInput, fill: FillTokens = leave_tokens) -> Tensor:
-        """Return the last layer's residual stream of all tokens, `[T, hidden]`; the next step may overwrite it.
+        """Return the last layer's residual stream of all tokens, `[T, hidden]`, or of `step.last_layer_rows`; the next
+        step may overwrite it.
 
         `fill` puts the tokens that only the device knows into those of the step's chunks, `[T]` there.
         """
         if step.bucket is not None and self.graphs is not None:
             return self.graphs.residual(step.bucket, step, fill)
-        tensors = self._pass_input.of(step.token_ids, step.chunks)
+        tensors = self._pass_input.of(step.token_ids, step.chunks, step.last_layer_rows)
         fill(tensors.token_ids)
         inputs = tensors.token_ids, tensors.positions, tensors.attention
         if self.keep_states is None:
-            return self.model.forward(*inputs)
+            return self.model.forward(*inputs, read=tensors.read)
         return self.model.forward(*inputs, watch=functools.partial(self.keep_states, tensors.slots))
 
     def compute_first_layers(self, token_ids: list[int], chunks: Sequence[ChunkInput], num_layers: int) -> None:
@@ -74,7 +75,7 @@ class Forward:
         self.model.forward(tensors.token_ids, tensors.positions, tensors.attention, num_layers)
 
     def logits(self, residual: Tensor, rows: Sequence[int]) -> Tensor:
-        """`[len(rows), vocab]` of some rows, ascending; on ranks beyond 0 none."""
+        """`[len(rows), vocab]` of some rows of `residual`, ascending; on ranks beyond 0 none."""
         first, count = rows[0], len(rows)
         if rows[-1] - first + 1 == count:
             return self.model.logits(residual[first : first + count])

@@ -108,8 +108,12 @@ class ModelRunner:
         self._policy.before_compute(len(step.token_ids))
         residual = self._forward.residual(step, lambda tokens: self._fill(tokens, step))
         self._policy.before_compute(len(last_rows))
-        prompts = [self._describe_prompt(slab, self._forward.logits(residual, slab.rows)) for slab in slabs]
-        logits = self._forward.logits(residual, last_rows) if sampled else None
+        head_rows = step.head_rows
+        prompts = [
+            self._describe_prompt(slab, self._forward.logits(residual, rows))
+            for slab, rows in zip(slabs, head_rows, strict=False)
+        ]
+        logits = self._forward.logits(residual, head_rows[-1]) if sampled else None
         sample = self._read_nothing() if logits is None else self._sample(logits, sampled, step.kept_rows)
         sampling = [row.sequence for row in sampled if not row.num_drafts]
 
@@ -146,7 +150,15 @@ class ModelRunner:
             () if self._tree is None else self._tree.parents[: len(sequence.draft_ids)],
             sequence.row,
             (sequence.arrival, sequence.num_releases),
+            self._num_read_rows(chunk),
         )
+
+    def _num_read_rows(self, chunk: Chunk) -> int | None:
+        """All where a head that drafts reads the states of all tokens, or log-probabilities of the prompt are asked."""
+        sequence = chunk.sequence
+        if self._forward.keep_states is not None or sequence.request.sampling.prompt_logprobs is not None:
+            return None
+        return 1 + len(sequence.draft_ids) if chunk.samples else 0
 
     def _sample(self, logits: Tensor, rows: list[SampledRow], kept_rows: list[int]) -> Callable[[], list[Sampled]]:
         """Tokens for `logits` `[R, vocab]`; the result waits for them. `kept_rows`: see `StepInput`."""

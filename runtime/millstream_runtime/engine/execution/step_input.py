@@ -12,6 +12,9 @@ import msgspec
 
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 
+# Fewer rows are not worth leaving out: a product of few rows takes the time that its weights take to read.
+LEAST_UNREAD_ROWS = 8
+
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """The block table of one sequence in a group of layers beyond the first."""
@@ -25,6 +28,7 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step.
 
     `num_drafts` of them, the last, are drafts: the chunk is a check. `parents`: see `AttentionChunk`.
+    `num_read_rows`: how many of its last rows are read behind the last layer; None: all.
     """
 
     num_tokens: int
@@ -38,6 +42,7 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     parents: tuple[int, ...] = ()
     row: int | None = None  # of the batch, which the sequence keeps while it runs; None: it has none
     owner: tuple[int, int] | None = None  # of the block table: while they are the same, it has only grown
+    num_read_rows: int | None = None
 
     def of_group(self, group: int) -> ChunkInput:
         """The same tokens with the block table of a group of layers."""
@@ -55,7 +60,12 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
             parents=self.parents,
             row=self.row,
             owner=self.owner,
+            num_read_rows=self.num_read_rows,
         )
+
+    @property
+    def num_unread_rows(self) -> int:
+        return 0 if self.num_read_rows is None else self.num_tokens - self.num_read_rows
 
     @property
     def block_table(self) -> Sequence[int]:
@@ -80,6 +90,33 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     unread_rows: list[int] = []
     kept_rows: list[int] = []
     bucket: Bucket | None = None  # of the graph that every rank replays; None: the step is eager
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether the last layer computes all rows. A graph does, and so does a step that would leave out a few."""
+        num_unread = 0 if self.bucket is not None else sum(chunk.num_unread_rows for chunk in self.chunks)
+        return num_unread < min(LEAST_UNREAD_ROWS, max(1, len(self.token_ids)))
+
+    @property
+    def last_layer_rows(self) -> list[int] | None:
+        """The rows that the last layer computes, ascending; None: all."""
+        if self.reads_all_rows:
+            return None
+        rows: list[int] = []
+        stop = 0
+        for chunk in self.chunks:
+            start, stop = stop + chunk.num_unread_rows, stop + chunk.num_tokens
+            rows += range(start, stop)
+        return rows
+
+    @property
+    def head_rows(self) -> list[list[int]]:
+        """`logits_rows` as rows of what the last layer computes."""
+        rows = self.last_layer_rows
+        if rows is None:
+            return self.logits_rows
+        places = {row: place for place, row in enumerate(rows)}
+        return [[places[row] for row in call] for call in self.logits_rows]
 
 
 class ZeroBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

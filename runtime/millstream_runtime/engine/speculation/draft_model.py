@@ -51,8 +51,8 @@ class _Drafting:
         """Whether the first pass computes its last known token."""
         return self.stop == len(self.sequence.token_ids)
 
-    def chunk(self, num_tokens: int, stop: int) -> ChunkInput:
-        """Its `num_tokens` tokens before `stop`."""
+    def chunk(self, num_tokens: int, stop: int, num_read_rows: int = 1) -> ChunkInput:
+        """Its `num_tokens` tokens before `stop`, of which the last or none is read."""
         first = self.progress.first
         return ChunkInput(
             num_tokens,
@@ -62,6 +62,7 @@ class _Drafting:
             len(self.blocks),
             None if self.is_contiguous else [*self.blocks],
             num_drafts=num_tokens - 1 if num_tokens <= ALWAYS_TOKENS else 0,  # then attention takes it as a check
+            num_read_rows=num_read_rows,
         )
 
 
@@ -153,7 +154,7 @@ class DraftModelDrafter:
             start, known = one.progress.num_computed, one.sequence.token_ids
             self._keys.write(one.sequence, one.stop + one.most - 1 if one.is_read else one.stop)
             token_ids += known[start : one.stop]
-            chunks.append(one.chunk(one.stop - start, one.stop))
+            chunks.append(one.chunk(one.stop - start, one.stop, int(one.is_read)))
             if one.is_read:
                 rows.append(len(token_ids) - 1)
         read = [one for one in chosen if one.is_read]
@@ -188,10 +189,11 @@ class DraftModelDrafter:
         """Compute a pass; return the next draft behind each of `rows`, whose requests are `drafting`; -1 where its
         logits are no numbers."""
         self._policy.before_compute(len(token_ids))
-        residual = self._forward.residual(StepInput(token_ids, chunks, []))
+        step = StepInput(token_ids, chunks, [list(rows)])
+        residual = self._forward.residual(step)
         if not rows:
             return []
-        logits = self._forward.logits(residual, rows)
+        logits = self._forward.logits(residual, step.head_rows[0])
         return self._choice.choose(logits, [(one.sequence, len(one.drafts)) for one in drafting])
 
 

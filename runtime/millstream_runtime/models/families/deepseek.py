@@ -135,20 +135,22 @@ class LatentAttention:
     output: Projection  # H value -> hidden
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        num_tokens, (_, nope, rank) = x.shape[0], self.key_up.shape
+        _, nope, rank = self.key_up.shape
         rotation = step.rotations[0]
         row = self.latent(x)
         row[:, :rank] = self.latent_norm(row[:, :rank].contiguous())
         rotate_(row[:, rank:].unsqueeze(1), *rotation)
 
-        query = self.query(x).view(num_tokens, self.num_heads, -1)
-        rotate_(query[..., nope:], *rotation)
+        query = self.query(step.attending(x))
+        num_queries, width = query.shape
+        query = query.view(num_queries, self.num_heads, width // self.num_heads)
+        rotate_(query[..., nope:], *(step.attending(angles) for angles in rotation))
         absorbed = torch.bmm(query[..., :nope].transpose(0, 1), self.key_up).transpose(0, 1)
         absorbed = torch.cat((absorbed, query[..., nope:]), dim=-1)
 
         attended = step.attention(self.layer, absorbed, row.unsqueeze(1), self.spec)
-        by_head = attended.view(num_tokens, self.num_heads, rank).transpose(0, 1)
-        return torch.bmm(by_head, self.value_up).transpose(0, 1).reshape(num_tokens, -1)
+        by_head = attended.view(num_queries, self.num_heads, rank).transpose(0, 1)
+        return torch.bmm(by_head, self.value_up).transpose(0, 1).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

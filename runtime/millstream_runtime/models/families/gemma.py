@@ -92,9 +92,15 @@ class GemmaLayer:
     norms: tuple[TensorLayer, ...]  # four, in the order of NORMS; their weights are float32 or wider
 
     def __call__(self, residual: Tensor, step: Step) -> None:
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        attended = self.attention.output(self.attention(before_attention(residual), step))
-        residual.add_(after_attention(attended))
+        self.finish(residual, self.attend(residual, step))
+
+    def attend(self, residual: Tensor, step: Step) -> Tensor:
+        before_attention, *_ = self.norms
+        return self.attention(before_attention(residual), step)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> None:
+        _, after_attention, before_mlp, after_mlp = self.norms
+        residual.add_(after_attention(self.attention.output(attended)))
         residual.add_(after_mlp(self.mlp(before_mlp(residual))))
 
 

@@ -34,7 +34,7 @@ class Attention(Protocol):
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """`query`: `[T, H, D]`; `key_value`: `[T, 2 * KV, D]`, keys first, or `[T, 1, D]` with `latent_dim`.
 
-        Returns `[T, H * D]`, or `[T, H * latent_dim]`.
+        Returns `[T, H * D]`, or `[T, H * latent_dim]`. That of `ReadRows` has a query for each of its rows alone.
         """
 
     def place(self, layer: int) -> PoolPlace:
@@ -45,6 +45,14 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRows:
+    """The rows of a step that are read behind the last layer, which computes no others, but for keys and values."""
+
+    rows: Tensor  # [R] int64, ascending
+    attention: Attention  # of their queries; it stores the keys and values of all rows
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What all layers of one forward pass share."""
 
@@ -52,6 +60,11 @@ class Step:
     attention: Attention
     positions: Tensor  # [T] int64, rows of the rotary tables
     angles: Sequence[tuple[Tensor, Tensor]] = ()  # whole tables for a kernel, in place of `rotations`; see `Decoder`
+    rows: Tensor | None = None  # of the queries that attend, [R] int64; None: all
+
+    def attending(self, x: Tensor) -> Tensor:
+        """The rows of `x` `[T, ..]` whose queries attend."""
+        return x if self.rows is None else x.index_select(0, self.rows)
 
 
 class AttentionBlock(Protocol):
@@ -61,7 +74,7 @@ class AttentionBlock(Protocol):
     def output(self) -> Projection: ...
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """`[T, hidden]` to `[T, heads * value size]`."""
+        """`[T, hidden]` to `[T, heads * value size]`, of `step.rows` alone where it names some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +100,13 @@ class GroupedQueryAttention:
         if self.rope_write is not None:
             place, angles = step.attention.place(self.layer), step.angles[self.rotation]
             query = self.rope_write(qkv, self.num_heads, angles, step.positions, place)
-            return step.attention.attend(self.layer, query, self.spec)
+            return step.attention.attend(self.layer, step.attending(query), self.spec)
         rotated = qkv[:, : self.num_heads + self.num_kv_heads]
         if self.qk_norm is not None:
             self.qk_norm.norm_first(qkv)
         rotate_(rotated, *step.rotations[self.rotation])
-        return step.attention(self.layer, qkv[:, : self.num_heads], qkv[:, self.num_heads :], self.spec)
+        query = step.attending(qkv[:, : self.num_heads])
+        return step.attention(self.layer, query, qkv[:, self.num_heads :], self.spec)
 
 
 def grouped_query_attention(

@@ -6,14 +6,14 @@ One step computes T tokens of any mix of requests, one after another; only atten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.config.rope_config import RopeConfig
-from millstream_runtime.models.layers.attention import Attention, AttentionBlock, Step
+from millstream_runtime.models.layers.attention import Attention, AttentionBlock, ReadRows, Step
 from millstream_runtime.models.layers.mlp import Mlp
 from millstream_runtime.models.layers.rope import rotary_table
 from millstream_runtime.models.layers.torch_layers import layers_of
@@ -32,10 +32,17 @@ TIED_HEAD_COPY_LIMIT_BYTES = 128 << 20
 
 
 class Layer(Protocol):
-    """One decoder layer."""
+    """One decoder layer: `finish(residual, attend(residual, step))`."""
 
     def __call__(self, residual: Tensor, step: Step) -> None:
         """Change the residual stream `[T, hidden]` in place."""
+
+    def attend(self, residual: Tensor, step: Step) -> Tensor:
+        """Store keys and values of all rows; return the attended heads `[T, heads * value size]`, of `step.rows` alone
+        where it names some. The residual stream stays as it is."""
+
+    def finish(self, residual: Tensor, attended: Tensor) -> None:
+        """Add the layer's outputs to the residual stream of the attended rows, in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,12 @@ class PreNormLayer:
     mlp: Mlp
 
     def __call__(self, residual: Tensor, step: Step) -> None:
-        attended = self.attention(self.input_norm(residual), step)
+        self.finish(residual, self.attend(residual, step))
+
+    def attend(self, residual: Tensor, step: Step) -> Tensor:
+        return self.attention(self.input_norm(residual), step)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> None:
         self.attention.output.add_to(residual, attended)
         self.mlp.add_to(residual, self.post_attention_norm(residual))
 
@@ -82,18 +94,23 @@ class Decoder:
         attention: Attention,
         num_layers: int | None = None,
         watch: Callable[[int, Tensor], None] | None = None,
+        read: ReadRows | None = None,
     ) -> Tensor:
         """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`. `num_layers`:
         only the first layers are computed, to measure them. `watch` is given the number of each layer and the residual
-        stream before it, which it must copy, and at last the number of layers and what is returned.
+        stream before it, which it must copy, and at last the number of layers and what is returned. `read`: the rows
+        that the last of all layers computes; None: all.
 
-        Returns the last layer's residual stream `[T, hidden]`, not normed.
+        Returns the last layer's residual stream `[T, hidden]`, or `[R, hidden]` of the rows read, not normed.
         """
         residual, step = self.embed(token_ids), self.step(positions, attention)
         for number, layer in enumerate(self.layers[:num_layers]):
             if watch is not None:
                 watch(number, residual)
-            layer(residual, step)
+            if read is not None and number == len(self.layers) - 1:
+                residual = _compute_rows(layer, residual, step, read)
+            else:
+                layer(residual, step)
         if watch is not None:
             watch(len(self.layers), residual)
         return residual
@@ -120,6 +137,15 @@ class Decoder:
 
     def _load_norm(self, weights: Weights) -> Tensor:
         return weights.tensor("model.norm.weight", self.config.hidden_size)
+
+
+def _compute_rows(layer: Layer, residual: Tensor, step: Step, read: ReadRows) -> Tensor:
+    """Keys and values of all rows, and the residual stream `[R, hidden]` of those read alone."""
+    attended = layer.attend(residual, replace(step, attention=read.attention, rows=read.rows))
+    rows = residual.index_select(0, read.rows)
+    if len(rows):
+        layer.finish(rows, attended)
+    return rows
 
 
 class RotarySteps:
