@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.pod_template import ResourceRequirements
+from millstream_operator.api.quantity import amount
 from millstream_operator.api.rules import Violation, values_at
 from millstream_operator.api.spec import LLMDeploymentSpec, ServiceType
 
@@ -33,13 +35,17 @@ RESERVED_ENV = (
 
 @dataclass(frozen=True, slots=True)
 class Ratchet:
-    """`holds` is asked of a new value at `path`, `kept(old, new)` where a stored value breaks it already."""
+    """`holds` is asked of a new value at `path`, `kept(old, new)` where a stored value breaks it already.
+
+    `shown`: the part of the value that the message of `millstream validate` shows; None: the whole.
+    """
 
     path: str
     cel: str
     holds: Callable[[Any], bool]
     kept: Callable[[Any, Any], bool]
     message: str
+    shown: Callable[[Any], Any] | None = None
 
 
 def new_violations(deployment: LLMDeployment) -> Iterator[Violation]:
@@ -47,7 +53,7 @@ def new_violations(deployment: LLMDeployment) -> Iterator[Violation]:
     for ratchet in RATCHETS:
         for path, value in values_at(deployment, ratchet.path):
             if not ratchet.holds(value):
-                yield Violation(path, ratchet.message)
+                yield Violation(path, ratchet.message, ratchet.shown(value) if ratchet.shown is not None else None)
 
 
 def is_exposed(spec: LLMDeploymentSpec) -> bool:
@@ -69,6 +75,35 @@ def _exposed(spec: str) -> str:
     )
 
 
+def _request_within_limit(path: str, resource: str) -> Ratchet:
+    """The API server refuses every pod of which a container requests more than its limit."""
+    name = resource.replace("-", "__dash__")  # as CEL writes it
+
+    def amounts(resources: ResourceRequirements) -> dict[str, str]:
+        given = {"requests": resources.requests, "limits": resources.limits}
+        some = {part: one.model_dump(by_alias=True).get(resource) for part, one in given.items() if one is not None}
+        return {part: one for part, one in some.items() if one is not None}
+
+    def exceeds(value: str) -> str:
+        parts = (f"has({value}.{part}) && has({value}.{part}.{name})" for part in ("requests", "limits"))
+        request, limit = (f"quantity(string({value}.{part}.{name}))" for part in ("requests", "limits"))
+        return f"({' && '.join(parts)} && {request}.compareTo({limit}) > 0)"
+
+    def holds(resources: ResourceRequirements) -> bool:
+        found = amounts(resources)
+        return len(found) < 2 or amount(found["requests"]) <= amount(found["limits"])
+
+    return Ratchet(
+        path,
+        f"!{exceeds('self')} || (oldSelf.hasValue() && {exceeds('oldSelf.value()')})",
+        holds,
+        lambda old, new: not holds(old),
+        f"must not request more {resource} than its limit, or no pod can be made of it: lower requests.{resource}, or "
+        f"raise limits.{resource}.",
+        lambda resources: {f"{part}.{resource}": one for part, one in amounts(resources).items()},
+    )
+
+
 _RESERVED = " || ".join(f"self.name == '{name}'" for name in RESERVED_ENV)
 RATCHETS: tuple[Ratchet, ...] = (
     Ratchet(
@@ -87,5 +122,10 @@ RATCHETS: tuple[Ratchet, ...] = (
         lambda old, new: old.name == new.name,
         "HOME, PATH and the variables by which the loader, Python or the GPU's driver choose what they load "
         "are the pod's own; leave them out.",
+    ),
+    *(
+        _request_within_limit(f"spec.podTemplate.spec.{kind}[].resources", resource)
+        for kind in ("containers", "initContainers")
+        for resource in ("cpu", "memory", "ephemeral-storage")
     ),
 )
