@@ -293,13 +293,18 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
             blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
         )
     missing_bytes = memory.limit_for(length) - memory.ledger.usable_bytes
+    tokens, weights = max(0, memory.kv_cache_tokens), _weights_in_words(shape)
     message = (
-        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
-        f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "
-        f"{missing_bytes / (1 << 30):.1f} GiB are missing.{_of_draft(memory, draft)}"
+        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for {tokens} tokens of KV cache "
+        f"next to its {weights}; {length} are wanted: {missing_bytes / (1 << 30):.1f} GiB are missing."
+        f"{_of_draft(memory, draft)}"
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+
+
+def _weights_in_words(shape: ModelShape) -> str:
+    return "float32 weights" if shape.quantization is None else f"{shape.quantization.method} weights"
 
 
 def _of_draft(memory: CpuMemory, draft: ModelShape | None) -> str:

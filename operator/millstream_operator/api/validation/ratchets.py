@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import CacheAccessMode
 from millstream_operator.api.pod_template import ResourceRequirements
 from millstream_operator.api.quantity import amount
 from millstream_operator.api.rules import Violation, values_at
@@ -75,6 +76,23 @@ def _exposed(spec: str) -> str:
     )
 
 
+def is_scaled_on_one_node(spec: LLMDeploymentSpec) -> bool:
+    """Whether an autoscaler may add replicas, and pods of one node alone can mount the model's cache."""
+    cache, scaling = spec.model.cache, spec.autoscaling
+    if cache is None or scaling is None or scaling.max_replicas <= 1:
+        return False
+    return cache.access_mode not in (None, CacheAccessMode.READ_WRITE_MANY)
+
+
+def _scaled_on_one_node(spec: str) -> str:
+    """`is_scaled_on_one_node` in CEL."""
+    return (
+        f"(has({spec}.model.cache) && has({spec}.model.cache.accessMode) && "
+        f"{spec}.model.cache.accessMode != 'ReadWriteMany' && has({spec}.autoscaling) && "
+        f"{spec}.autoscaling.maxReplicas > 1)"
+    )
+
+
 def _request_within_limit(path: str, resource: str) -> Ratchet:
     """The API server refuses every pod of which a container requests more than its limit."""
     name = resource.replace("-", "__dash__")  # as CEL writes it
@@ -122,6 +140,14 @@ RATCHETS: tuple[Ratchet, ...] = (
         lambda old, new: old.name == new.name,
         "HOME, PATH and the variables by which the loader, Python or the GPU's driver choose what they load "
         "are the pod's own; leave them out.",
+    ),
+    Ratchet(
+        "spec",
+        f"!{_scaled_on_one_node('self')} || (oldSelf.hasValue() && {_scaled_on_one_node('oldSelf.value()')})",
+        lambda spec: not is_scaled_on_one_node(spec),
+        lambda old, new: is_scaled_on_one_node(old),
+        "model.cache.accessMode must be ReadWriteMany where autoscaling.maxReplicas is more than 1: replicas on "
+        "another node could not mount the volume. Set it to ReadWriteMany, or maxReplicas to 1.",
     ),
     *(
         _request_within_limit(f"spec.podTemplate.spec.{kind}[].resources", resource)

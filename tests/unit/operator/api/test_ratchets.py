@@ -31,6 +31,12 @@ def resources(kind: str, requests: Manifest, limits: Manifest) -> Manifest:
     return {"spec": {kind: [{"name": name, "resources": {"requests": requests, "limits": limits}}]}}
 
 
+def cached(mode: str | None, most: int) -> Manifest:
+    cache = {"size": "20Gi"} | ({"accessMode": mode} if mode is not None else {})
+    model = {"source": {"huggingFace": {"repository": "org/model"}}, "cache": cache}
+    return {"model": model, "autoscaling": {"maxReplicas": most}}
+
+
 ACCEPTED: dict[str, Manifest] = {
     "a Service inside": {"service": {"type": "ClusterIP"}},
     "the default": {},
@@ -40,6 +46,9 @@ ACCEPTED: dict[str, Manifest] = {
     "a request of the limit": {"podTemplate": resources("containers", {"memory": "4Gi"}, {"memory": "4096Mi"})},
     "a request within the limit": {"podTemplate": resources("initContainers", {"cpu": "250m"}, {"cpu": 1})},
     "a request and a limit of others": {"podTemplate": resources("containers", {"memory": "8Gi"}, {"cpu": "1"})},
+    "a volume of all nodes": cached("ReadWriteMany", 4),
+    "a volume of the default": cached(None, 4),
+    "a volume of one node for one replica": cached("ReadWriteOnce", 1),
     "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY", "LD_LIBRARY_PATH")},
 }
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -58,6 +67,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"podTemplate": resources("initContainers", {"ephemeral-storage": "3Gi"}, {"ephemeral-storage": "2Gi"})},
         '{"requests.ephemeral-storage": "3Gi", "limits.ephemeral-storage": "2Gi"}; it must',
     ),
+    "an autoscaler and a volume of one node": (cached("ReadWriteOnce", 2), "autoscaling.maxReplicas is more than 1"),
+    "an autoscaler and a volume of one pod": (cached("ReadWriteOncePod", 2), "Set it to ReadWriteMany"),
     **{name: ({"podTemplate": env("A", name)}, "are the pod's own") for name in RESERVED_ENV},
 }
 
