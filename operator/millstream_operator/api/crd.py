@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from millstream_operator.api import GROUP, KIND, PLURAL, VERSION
-from millstream_operator.api.ratchets import RATCHETS, Ratchet
 from millstream_operator.api.rules import RULES
 from millstream_operator.api.schema import structural_schema
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.status import LLMDeploymentStatus
+from millstream_operator.api.validation.ratchets import RATCHETS, Ratchet
 from millstream_operator.api.validation.rule import Rule
 from millstream_operator.api.validation.transitions import TRANSITIONS, Transition
 

@@ -21,7 +21,6 @@ from pydantic_core import ErrorDetails
 
 from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.ratchets import new_violations
 from millstream_operator.api.rules import Violation, violations
 from millstream_operator.api.validation.field_hints import (
     KEY_HINT,
@@ -30,6 +29,7 @@ from millstream_operator.api.validation.field_hints import (
     unknown_field_hint,
     wanted,
 )
+from millstream_operator.api.validation.ratchets import new_violations
 
 Location = tuple[int | str, ...]
 MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
@@ -280,7 +280,8 @@ def _with_value(violation: Violation, manifest: Any, steps: Sequence[int | str])
         return str(violation)
     for step in steps:
         manifest = manifest[step]
-    return f"{violation.path} is {_shown(manifest)}; it {violation.message}"
+    value = manifest if violation.shown is None else violation.shown
+    return f"{violation.path} is {_shown(value)}; it {violation.message}"
 
 
 @dataclass(frozen=True, slots=True)

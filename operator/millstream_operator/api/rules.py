@@ -31,10 +31,14 @@ OPERATOR_ANNOTATION_PREFIXES = ("millstream.dev/", "prometheus.io/")
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that does not hold. `path` has indices in place of `[]`, as in `spec.x[0].y`."""
+    """A rule that does not hold. `path` has indices in place of `[]`, as in `spec.x[0].y`.
+
+    `shown`: the part of the value there that breaks it; None: the whole value.
+    """
 
     path: str
     message: str
+    shown: Any = None
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -20,6 +20,7 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
+from millstream_operator.planning.choices.context_length import length_problem
 from millstream_operator.planning.choices.draft_fit import cpu_draft_problem, gpu_draft_problem
 from millstream_operator.planning.choices.four_bit import may_advise, with_four_bits
 from millstream_operator.planning.choices.kv_layout import is_grouped, planned_cpu_memory
@@ -110,6 +111,9 @@ def _decide_without_gpus(
     if counts_gpus(spec):
         if (problem := impossible_size(spec, shape)) is not None:
             return Infeasible("parallelism", problem, input_hash(deployment))
+        if (too_long := length_problem(spec, shape)) is not None:
+            infeasible = Infeasible(Stage.MEMORY.constraint, _sentence(too_long), input_hash(deployment))
+            return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
         return plan_from_spec(deployment, defaults, facts)
     search = functools.partial(_search, deployment, replace(resolve_spec(spec, shape), products=()), explain=False)
     if fits_any_gpu(search, facts):
@@ -171,10 +175,8 @@ def _search(
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
     assert inventory is not None  # noqa: S101
-    if resolved.max_model_len > shape.longest_context_tokens:
-        longest = shape.longest_context_tokens
-        sentence = f"engine.maxModelLen is {resolved.max_model_len}, and the model allows {longest} tokens"
-        return NoPlacement(Problem(Stage.MEMORY, sentence), None, ())
+    if (too_long := length_problem(deployment.spec, shape)) is not None:
+        return NoPlacement(Problem(Stage.MEMORY, too_long), None, ())
     try:
         names = {find_part(facts.catalog, name).name for name in resolved.products}
     except UnknownGPUError as error:
@@ -278,6 +280,9 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     if draft is not None and (problem := cpu_draft_problem(deployment.spec, shape, draft)) is not None:
         infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+    if (too_long := length_problem(deployment.spec, shape)) is not None:
+        infeasible = Infeasible(Stage.MEMORY.constraint, _sentence(too_long), input_hash(deployment))
+        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     memory = planned_cpu_memory(deployment.spec, shape, facts.runtime, draft)
     length = shortest_length(deployment.spec, shape)
     if memory.holds(length):
@@ -288,13 +293,18 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
             blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
         )
     missing_bytes = memory.limit_for(length) - memory.ledger.usable_bytes
+    tokens, weights = max(0, memory.kv_cache_tokens), _weights_in_words(shape)
     message = (
-        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
-        f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "
-        f"{missing_bytes / (1 << 30):.1f} GiB are missing.{_of_draft(memory, draft)}"
+        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for {tokens} tokens of KV cache "
+        f"next to its {weights}; {length} are wanted: {missing_bytes / (1 << 30):.1f} GiB are missing."
+        f"{_of_draft(memory, draft)}"
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+
+
+def _weights_in_words(shape: ModelShape) -> str:
+    return "float32 weights" if shape.quantization is None else f"{shape.quantization.method} weights"
 
 
 def _of_draft(memory: CpuMemory, draft: ModelShape | None) -> str:

@@ -28,6 +28,7 @@ from millstream_operator.inventory.unknown_gpus import (
 )
 from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement
+from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.left_out_nodes import Verdict, reasons, with_sentences
 from millstream_operator.planning.plan import Infeasible, PlanReason
@@ -111,6 +112,7 @@ def refused(deployment: LLMDeployment, facts: Facts, found: Sequence[Verdict]) -
     if found and found[0].fits_as is not None:
         first, *others = reasons(found)
         return Infeasible("inventory", with_sentences(first.reason, others), input_hash(deployment))
+    shape = as_loaded(deployment.spec, shape, facts.runtime)
     method = shape.quantization.method if shape.quantization else "None"
     weights = rank_weights(shape, weight_format(shape, method), 1, 1)
     gigabytes = weights.total_bytes / 1e9

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.api.pod_template import ResourceList, ResourceRequirements
+from millstream_operator.api.quantity import amount, canonical
 from millstream_operator.planning.plan import ResourcePlan
-from millstream_operator.rendering.quantity import amount, canonical
 
 
 def container_resources(planned: ResourcePlan, given: ResourceRequirements | None) -> dict[str, Any]:

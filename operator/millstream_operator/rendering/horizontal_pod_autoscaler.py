@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.quantity import canonical
 from millstream_operator.api.scaling import Autoscaling, ScalingMetric, ScalingMetricType
 from millstream_operator.rendering.names import child
-from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.queries import KV_CACHE_USAGE, REQUESTS_WAITING
 from millstream_operator.rendering.scaling_policy import behavior, metrics, min_replicas
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.quantity import canonical
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, child
-from millstream_operator.rendering.quantity import canonical
 
 DEFAULT_ACCESS_MODE = "ReadWriteMany"
 CLAIM_SUFFIX = "-model-cache"

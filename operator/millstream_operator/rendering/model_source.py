@@ -22,6 +22,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
+from millstream_operator.api.quantity import canonical
 from millstream_operator.planning.made_model import QUANTIZED_FOLDER, made_method
 from millstream_operator.planning.model_path import DRAFT_FOLDER, TUNED_FOLDER
 from millstream_operator.planning.plan import Plan, ResourcePlan
@@ -30,7 +31,6 @@ from millstream_operator.planning.requires import draft_source, source_kind
 from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.model_cache import cache_claim_name
 from millstream_operator.rendering.names import FETCH_CONTAINER
-from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import SourceAccess, source_access
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate
+from millstream_operator.api.quantity import canonical
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan
 from millstream_operator.planning.pod_resources import TMP_BYTES, shared_memory_bytes
@@ -31,7 +32,6 @@ from millstream_operator.rendering.names import (
     selector_labels,
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532

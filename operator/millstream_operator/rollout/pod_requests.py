@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from millstream_operator.api.quantity import amount
 from millstream_operator.inventory.nodes import GPU_RESOURCE
-from millstream_operator.rendering.quantity import amount
 
 Manifest = dict[str, Any]
 

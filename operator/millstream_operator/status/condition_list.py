@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream_operator.api.ratchets import is_exposed
 from millstream_operator.api.stored import in_words
+from millstream_operator.api.validation.ratchets import is_exposed
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis

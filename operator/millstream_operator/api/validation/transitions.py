@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
-_UNITS = {"": 1} | {suffix: 1000**power for power, suffix in enumerate("kMGTP", start=1)}
-_UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
+from millstream_operator.api.quantity import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +21,6 @@ class Transition:
     cel: str
     holds: Callable[[Any, Any], bool]
     message: str
-
-
-def storage_bytes(size: str) -> Fraction:
-    """A size such as `200Gi` (`STORAGE_PATTERN` of `api/model.py`) in bytes."""
-    digits = size.rstrip("kMGTPKi")
-    return Fraction(int(digits) * _UNITS[size[len(digits) :]])
 
 
 def _kept(field: str, attribute: str, default: str) -> Transition:
@@ -46,7 +38,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(
         "spec.model.cache",
         "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
-        lambda old, new: storage_bytes(new.size) >= storage_bytes(old.size),
+        lambda old, new: amount(new.size) >= amount(old.size),
         "size can grow and never shrink: no storage takes bytes back.",
     ),
     _kept("storageClassName", "storage_class_name", ""),

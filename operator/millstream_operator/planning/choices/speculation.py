@@ -48,7 +48,7 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
         head = ": speculation.draftModel is a draft head" if method in HEAD_METHODS and wanted.draft_model else ""
         return _chosen(method, wanted, f"spec.speculation.method asks for {method}{head}.")
     profile = spec.workload.profile if spec.workload else None
-    if profile in WITHOUT:
+    if profile in WITHOUT and wanted.max_draft_tokens is None:
         return _chosen("Disabled", wanted, WITHOUT[profile])
     if profile is None and spec.tier is None and spec.speculation is None:
         return _chosen("Disabled", wanted, "No tier, profile or method asks for it.")
@@ -67,6 +67,11 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
         )
         why = f"{who} would have n-grams; on a GPU they are not chosen by themselves."
         return SpeculationChoice(SpeculationPlan(), PlanReason("speculation", why), (rejected,))
+    if profile in WITHOUT:
+        why = (
+            f"spec.speculation.maxDraftTokens asks for n-grams. With profile {profile} they are not chosen by default."
+        )
+        return _chosen("NGram", wanted, f"{why} {WITHOUT[profile]}")
     return _chosen("NGram", wanted, f"{who}: n-grams cost no memory and pay where answers repeat their prompt.")
 
 

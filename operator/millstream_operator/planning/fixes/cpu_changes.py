@@ -8,6 +8,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.choices.kv_layout import planned_cpu_memory
+from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit, spec_of
 from millstream_operator.planning.fixes.least_change import change_of
@@ -23,8 +24,9 @@ def memory_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
     if facts.shape is None:
         return
     draft = usable_draft_shape(deployment.spec, facts)
-    memory = planned_cpu_memory(deployment.spec, facts.shape, facts.runtime, draft)
-    wanted_bytes = memory.limit_for(shortest_length(deployment.spec, facts.shape))
+    shape = as_loaded(deployment.spec, facts.shape, facts.runtime)
+    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime, draft)
+    wanted_bytes = memory.limit_for(shortest_length(deployment.spec, shape))
     if (change := _with_memory(deployment, facts, f"{-(-wanted_bytes // GIB)}Gi")) is not None:
         yield replace(change, step=change_of(memory.ledger.usable_bytes, wanted_bytes))
 

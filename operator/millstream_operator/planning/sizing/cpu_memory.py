@@ -7,9 +7,11 @@ and values are counted as the model's are, and so are a draft head's, with the h
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass, replace
 
+from millstream_operator.api.pod_template import ResourceRequirements
+from millstream_operator.api.quantity import amount
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
@@ -22,9 +24,7 @@ RESERVE_BYTES = 256 << 20
 PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
 FLOAT32_BYTES = 4
 USUAL_LENGTH = 128  # tokens; the runtime takes what the model and the pool allow
-_UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-_UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGT", start=1)}
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki|)")
+MOST_BYTES = 2**63 - 1  # the largest number of a status
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,19 @@ def shortest_length(spec: LLMDeploymentSpec, shape: ModelShape) -> int:
 
 
 def memory_limit_bytes(spec: LLMDeploymentSpec) -> int:
-    """The runtime container's memory limit: podTemplate's, else the planner's."""
+    """The memory limit that the runtime container gets: podTemplate's limit, else the planner's or, where it is more,
+    podTemplate's request (as `rendering/container_resources.py` merges them)."""
     template = spec.pod_template.spec if spec.pod_template else None
     container = next(iter((template.containers if template else None) or []), None)
-    limits = container.resources.limits if container and container.resources else None
-    match = _QUANTITY.fullmatch(str((limits.memory if limits else None) or CPU_MEMORY_LIMIT))
-    if match is None:  # a plain count of bytes with an exponent, say: plan with the default
-        return 4 << 30
-    return int(float(match[1]) * _UNITS[match[2]])
+    given = (container.resources if container else None) or ResourceRequirements()
+    if given.limits is not None and given.limits.memory is not None:
+        return _bytes(given.limits.memory)
+    request = (given.requests.memory if given.requests is not None else None) or "0"
+    return max(_bytes(CPU_MEMORY_LIMIT), _bytes(request))
+
+
+def _bytes(quantity: str) -> int:
+    return min(math.floor(amount(quantity)), MOST_BYTES)
 
 
 def cpu_weights_bytes(shape: ModelShape) -> int:

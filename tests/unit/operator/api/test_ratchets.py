@@ -14,7 +14,7 @@ import yaml
 
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.api.load import ManifestError, loads_manifest, parse
-from millstream_operator.api.ratchets import RATCHETS, RESERVED_ENV, new_violations
+from millstream_operator.api.validation.ratchets import RATCHETS, RESERVED_ENV, new_violations
 from tests.support.cel import evaluate_ratchet
 from tests.support.llmdeployments import manifest
 
@@ -26,17 +26,49 @@ def env(*names: str) -> Manifest:
     return {"spec": {"containers": [{"name": "runtime", "env": [{"name": name, "value": "x"} for name in names]}]}}
 
 
+def resources(kind: str, requests: Manifest, limits: Manifest) -> Manifest:
+    name = {"containers": "runtime", "initContainers": "fetch-model"}[kind]
+    return {"spec": {kind: [{"name": name, "resources": {"requests": requests, "limits": limits}}]}}
+
+
+def cached(mode: str | None, most: int) -> Manifest:
+    cache = {"size": "20Gi"} | ({"accessMode": mode} if mode is not None else {})
+    model = {"source": {"huggingFace": {"repository": "org/model"}}, "cache": cache}
+    return {"model": model, "autoscaling": {"maxReplicas": most}}
+
+
 ACCEPTED: dict[str, Manifest] = {
     "a Service inside": {"service": {"type": "ClusterIP"}},
     "the default": {},
     "another port": {"service": {"port": 8080}},
     "keys": {"service": {"type": "LoadBalancer"}, "auth": KEYS},
     "no keys, said": {"service": {"type": "NodePort"}, "auth": {"mode": "Disabled"}},
+    "a request of the limit": {"podTemplate": resources("containers", {"memory": "4Gi"}, {"memory": "4096Mi"})},
+    "a request within the limit": {"podTemplate": resources("initContainers", {"cpu": "250m"}, {"cpu": 1})},
+    "a request and a limit of others": {"podTemplate": resources("containers", {"memory": "8Gi"}, {"cpu": "1"})},
+    "a volume of all nodes": cached("ReadWriteMany", 4),
+    "a volume of the default": cached(None, 4),
+    "a volume of one node for one replica": cached("ReadWriteOnce", 1),
     "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY", "LD_LIBRARY_PATH")},
 }
 REFUSED: dict[str, tuple[Any, str]] = {
     "a node port": ({"service": {"type": "NodePort"}}, "auth.apiKeysSecretRef"),
     "a load balancer": ({"service": {"type": "LoadBalancer"}, "auth": {}}, "auth.mode: Disabled"),
+    "more memory": (
+        {"podTemplate": resources("containers", {"memory": "8Gi"}, {"memory": "4Gi"})},
+        'resources is {"requests.memory": "8Gi", "limits.memory": "4Gi"}; it must not request more memory',
+    ),
+    "more cores": ({"podTemplate": resources("containers", {"cpu": 2}, {"cpu": "1500m"})}, "lower requests.cpu"),
+    "more memory of another suffix": (
+        {"podTemplate": resources("containers", {"memory": "1.5Gi"}, {"memory": "1.5G"})},
+        "raise limits.memory",
+    ),
+    "more disk to download": (
+        {"podTemplate": resources("initContainers", {"ephemeral-storage": "3Gi"}, {"ephemeral-storage": "2Gi"})},
+        '{"requests.ephemeral-storage": "3Gi", "limits.ephemeral-storage": "2Gi"}; it must',
+    ),
+    "an autoscaler and a volume of one node": (cached("ReadWriteOnce", 2), "autoscaling.maxReplicas is more than 1"),
+    "an autoscaler and a volume of one pod": (cached("ReadWriteOncePod", 2), "Set it to ReadWriteMany"),
     **{name: ({"podTemplate": env("A", name)}, "are the pod's own") for name in RESERVED_ENV},
 }
 

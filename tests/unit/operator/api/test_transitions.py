@@ -9,7 +9,7 @@ import pytest
 
 from millstream_operator.api.load import ManifestError
 from millstream_operator.api.model import ModelCache
-from millstream_operator.api.validation.transitions import TRANSITIONS, storage_bytes
+from millstream_operator.api.validation.transitions import TRANSITIONS
 from tests.support.cel import evaluate
 from tests.support.llmdeployments import deployment
 
@@ -66,11 +66,3 @@ def test_a_spec_without_what_the_message_says_to_remove_is_accepted() -> None:
     with pytest.raises(ManifestError, match=r"model\.cache"):
         deployment(model=model, quantization=made, speculation=draft)
     deployment(model=model, quantization={"kvCache": "INT8"}, speculation=draft)
-
-
-SIZES = {"7": 7, "2k": 2000, "2Ki": 2048, "1Pi": 1 << 50, "3G": 3 * 10**9}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_size_is_a_number_of_bytes(size: str) -> None:
-    assert storage_bytes(size) == SIZES[size]

@@ -92,6 +92,18 @@ def test_auto_follows_the_workload(profile: str | None, method: str) -> None:
     assert choice.plan.method == "DraftModel", "a draft that is named is used: no field is accepted and ignored"
 
 
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+@pytest.mark.parametrize("profile", ["Creative", "Batch", "Edge", "Math", "Chat", None])
+def test_a_number_of_drafts_without_a_method_asks_for_n_grams(profile: str | None, device: str) -> None:
+    """No field is accepted and then ignored: not where a profile has no drafts by default, either."""
+    workload: dict[str, Any] = {"workload": {"profile": profile}} if profile else {}
+    plan = planned(accelerator={"type": device}, **workload, speculation={"maxDraftTokens": 3})
+    assert (plan.speculation.method, plan.speculation.max_draft_tokens, plan.requires) == ("NGram", 3, ())
+    (boot,) = [boot_config(plan)]
+    assert (boot.speculation_method, boot.draft_tokens) == (SpeculationMethod.N_GRAM, 3)
+    assert planned(accelerator={"type": device}, **workload, speculation={"method": "Disabled"}).requires == ()
+
+
 def test_auto_chooses_only_what_the_device_can() -> None:
     code: dict[str, Any] = {"workload": {"profile": "Code"}} | AUTO
     assert planned(**code, accelerator={"type": "GPU"}).speculation.method == "Disabled"

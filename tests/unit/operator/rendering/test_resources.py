@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.quantity import amount, canonical
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.pod_resources import RANK_BYTES
@@ -16,7 +17,6 @@ from millstream_operator.rendering.inspect_job import Subject, inspect_job
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_disruption_budget import pod_disruption_budget
 from millstream_operator.rendering.pod_template import pod_template
-from millstream_operator.rendering.quantity import amount, canonical
 from tests.support.llmdeployments import deployment
 
 Manifest = dict[str, Any]

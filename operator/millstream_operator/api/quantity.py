@@ -1,4 +1,4 @@
-"""Kubernetes quantities in the form in which the API server stores them.
+"""Kubernetes quantities: how much they are, and the form in which the API server stores them.
 
 The server rewrites `0.5` as `500m` and `1024Mi` as `1Gi`. What we render must already look so, or every comparison
 with the live object would see a difference. The rules are those of `resource.Quantity.CanonicalizeBytes`.

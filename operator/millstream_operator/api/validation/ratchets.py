@@ -1,0 +1,157 @@
+"""Rules for what is new: a stored object that breaks one keeps serving, scaling and being edited elsewhere.
+
+Rules of `rules.py` hold for every object. Those here came later than objects that break them: the API server asks them
+with `optionalOldSelf`, so that an update passes where the old object broke the rule in the same way. `millstream
+validate` asks them of a file, as of a new object; the operator asks none of them of what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import CacheAccessMode
+from millstream_operator.api.pod_template import ResourceRequirements
+from millstream_operator.api.quantity import amount
+from millstream_operator.api.rules import Violation, values_at
+from millstream_operator.api.spec import LLMDeploymentSpec, ServiceType
+
+# What the operator or the node sets, and what makes the loader or the interpreter load other code.
+RESERVED_ENV = (
+    "HOME",
+    "PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "PYTHONINSPECT",
+    "PYTHONUSERBASE",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratchet:
+    """`holds` is asked of a new value at `path`, `kept(old, new)` where a stored value breaks it already.
+
+    `shown`: the part of the value that the message of `millstream validate` shows; None: the whole.
+    """
+
+    path: str
+    cel: str
+    holds: Callable[[Any], bool]
+    kept: Callable[[Any, Any], bool]
+    message: str
+    shown: Callable[[Any], Any] | None = None
+
+
+def new_violations(deployment: LLMDeployment) -> Iterator[Violation]:
+    """The ratchets that `deployment` breaks as a new object."""
+    for ratchet in RATCHETS:
+        for path, value in values_at(deployment, ratchet.path):
+            if not ratchet.holds(value):
+                yield Violation(path, ratchet.message, ratchet.shown(value) if ratchet.shown is not None else None)
+
+
+def is_exposed(spec: LLMDeploymentSpec) -> bool:
+    """Whether the Service can be reached from outside the cluster, and the spec does not say who may ask."""
+    kind = spec.service.type if spec.service is not None else None
+    decided = spec.auth is not None and (spec.auth.mode, spec.auth.api_keys_secret_ref) != (None, None)
+    return kind not in (None, ServiceType.CLUSTER_IP) and not decided
+
+
+def _same_type(old: LLMDeploymentSpec, new: LLMDeploymentSpec) -> bool:
+    return (old.service and old.service.type) == (new.service and new.service.type)
+
+
+def _exposed(spec: str) -> str:
+    """`is_exposed` in CEL."""
+    return (
+        f"(has({spec}.service) && has({spec}.service.type) && {spec}.service.type != 'ClusterIP' && "
+        f"!(has({spec}.auth) && (has({spec}.auth.mode) || has({spec}.auth.apiKeysSecretRef))))"
+    )
+
+
+def is_scaled_on_one_node(spec: LLMDeploymentSpec) -> bool:
+    """Whether an autoscaler may add replicas, and pods of one node alone can mount the model's cache."""
+    cache, scaling = spec.model.cache, spec.autoscaling
+    if cache is None or scaling is None or scaling.max_replicas <= 1:
+        return False
+    return cache.access_mode not in (None, CacheAccessMode.READ_WRITE_MANY)
+
+
+def _scaled_on_one_node(spec: str) -> str:
+    """`is_scaled_on_one_node` in CEL."""
+    return (
+        f"(has({spec}.model.cache) && has({spec}.model.cache.accessMode) && "
+        f"{spec}.model.cache.accessMode != 'ReadWriteMany' && has({spec}.autoscaling) && "
+        f"{spec}.autoscaling.maxReplicas > 1)"
+    )
+
+
+def _request_within_limit(path: str, resource: str) -> Ratchet:
+    """The API server refuses every pod of which a container requests more than its limit."""
+    name = resource.replace("-", "__dash__")  # as CEL writes it
+
+    def amounts(resources: ResourceRequirements) -> dict[str, str]:
+        given = {"requests": resources.requests, "limits": resources.limits}
+        some = {part: one.model_dump(by_alias=True).get(resource) for part, one in given.items() if one is not None}
+        return {part: one for part, one in some.items() if one is not None}
+
+    def exceeds(value: str) -> str:
+        parts = (f"has({value}.{part}) && has({value}.{part}.{name})" for part in ("requests", "limits"))
+        request, limit = (f"quantity(string({value}.{part}.{name}))" for part in ("requests", "limits"))
+        return f"({' && '.join(parts)} && {request}.compareTo({limit}) > 0)"
+
+    def holds(resources: ResourceRequirements) -> bool:
+        found = amounts(resources)
+        return len(found) < 2 or amount(found["requests"]) <= amount(found["limits"])
+
+    return Ratchet(
+        path,
+        f"!{exceeds('self')} || (oldSelf.hasValue() && {exceeds('oldSelf.value()')})",
+        holds,
+        lambda old, new: not holds(old),
+        f"must not request more {resource} than its limit, or no pod can be made of it: lower requests.{resource}, or "
+        f"raise limits.{resource}.",
+        lambda resources: {f"{part}.{resource}": one for part, one in amounts(resources).items()},
+    )
+
+
+_RESERVED = " || ".join(f"self.name == '{name}'" for name in RESERVED_ENV)
+RATCHETS: tuple[Ratchet, ...] = (
+    Ratchet(
+        "spec",
+        f"!{_exposed('self')} || (oldSelf.hasValue() && {_exposed('oldSelf.value()')} && "
+        "oldSelf.value().service.type == self.service.type)",
+        lambda spec: not is_exposed(spec),
+        lambda old, new: is_exposed(old) and _same_type(old, new),
+        "service.type NodePort or LoadBalancer lets everyone outside the cluster use the model: give "
+        "auth.apiKeysSecretRef, or say auth.mode: Disabled.",
+    ),
+    Ratchet(
+        "spec.podTemplate.spec.containers[].env[]",
+        f"oldSelf.hasValue() || !({_RESERVED})",
+        lambda variable: variable.name not in RESERVED_ENV,
+        lambda old, new: old.name == new.name,
+        "HOME, PATH and the variables by which the loader, Python or the GPU's driver choose what they load "
+        "are the pod's own; leave them out.",
+    ),
+    Ratchet(
+        "spec",
+        f"!{_scaled_on_one_node('self')} || (oldSelf.hasValue() && {_scaled_on_one_node('oldSelf.value()')})",
+        lambda spec: not is_scaled_on_one_node(spec),
+        lambda old, new: is_scaled_on_one_node(old),
+        "model.cache.accessMode must be ReadWriteMany where autoscaling.maxReplicas is more than 1: replicas on "
+        "another node could not mount the volume. Set it to ReadWriteMany, or maxReplicas to 1.",
+    ),
+    *(
+        _request_within_limit(f"spec.podTemplate.spec.{kind}[].resources", resource)
+        for kind in ("containers", "initContainers")
+        for resource in ("cpu", "memory", "ephemeral-storage")
+    ),
+)
