@@ -1,6 +1,6 @@
 """How a linear kernel is started: tiles of the tuning table, splits of the weight, grid, and the sum of splits.
 
-    ProductPlan     block_rows, warps, stages of the table; splits of the weight's shape
+    LinearPlan     block_rows, warps, stages of the table; splits of the weight's shape
     grid            tiles of rows, tiles of outputs, splits
     the kernel      writes_partials: float32 `[splits, M, tiles * TILE]`, which `add_splits` adds; else `[M, N]`
 
@@ -28,7 +28,7 @@ Constants = Mapping[str, int | bool]
 
 
 @dataclass(frozen=True, slots=True)
-class ProductPlan:
+class LinearPlan:
     """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
 
     block_rows: int
@@ -51,7 +51,7 @@ def plan_product(
     capability: int,
     *,
     whole_weight_rows: int = FEW_ROWS,
-) -> ProductPlan:
+) -> LinearPlan:
     """Return how `num_rows` rows are multiplied by a weight.
 
     Args:
@@ -63,7 +63,7 @@ def plan_product(
     splits = splits_of(num_outputs, num_inputs)
     tiles = tiles_for(table_name, num_rows, capability)
     writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else whole_weight_rows)
-    return ProductPlan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
+    return LinearPlan(tiles.block_rows, tiles.num_warps, tiles.num_stages, splits, writes_partials)
 
 
 def require_bias(bias: Tensor | None, num_outputs: int, dtype: torch.dtype) -> None:
@@ -90,7 +90,7 @@ def output_or_new(
 
 def launch(
     kernel: Any,
-    own: ProductPlan,
+    own: LinearPlan,
     grid: tuple[int, ...],
     operands: tuple[Tensor, ...],
     bias: Tensor | None,

@@ -37,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.launch import FLOATS, LinearPlan, launch, output_or_new, plan_product, require_bias
 from millstream_kernels.linear.splits import TILE
 from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.table import ARCHITECTURES
@@ -72,7 +72,7 @@ class Nf4Weight:
         return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> LinearPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     return plan_product("nf4", num_rows, num_outputs, num_inputs, capability)
 

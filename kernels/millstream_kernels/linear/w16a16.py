@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.launch import FLOATS, LinearPlan, launch, output_or_new, plan_product, require_bias
 from millstream_kernels.linear.splits import TILE
 from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
@@ -45,7 +45,7 @@ MAX_ROWS = SPLIT_ROWS
 BLOCK_INPUTS = 64  # of the inner loop; part of the order of a row's sum, so no table names it
 
 
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> LinearPlan:
     """Return how `num_rows` rows, up to `MAX_ROWS`, are multiplied. `capability`: 80 for sm_80."""
     return plan_product("w16a16", num_rows, num_outputs, num_inputs, capability, whole_weight_rows=0)
 

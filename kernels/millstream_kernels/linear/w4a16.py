@@ -43,7 +43,7 @@ from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
 from millstream_kernels.linear.int4_weight import RUN, RUNS, TILE, UNIT, Int4Weight
-from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.launch import FLOATS, LinearPlan, launch, output_or_new, plan_product, require_bias
 from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.table import ARCHITECTURES
 from millstream_kernels.variant import Variant
@@ -54,7 +54,7 @@ def table_name(group_size: int) -> str:
     return "w4a16" if group_size >= TILE else "w4a16-small-groups"
 
 
-def plan(num_rows: int, weight: Int4Weight, capability: int) -> ProductPlan:
+def plan(num_rows: int, weight: Int4Weight, capability: int) -> LinearPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     name = table_name(weight.group_size)
     return plan_product(name, num_rows, weight.num_outputs, weight.num_inputs, capability)

@@ -35,7 +35,7 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product, require_bias
+from millstream_kernels.linear.launch import FLOATS, LinearPlan, launch, output_or_new, plan_product, require_bias
 from millstream_kernels.linear.splits import TILE
 from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.table import ARCHITECTURES
@@ -45,7 +45,7 @@ CODES = {torch.int8, torch.uint8}  # uint8: the bits of float8_e4m3fn
 UNIT = 16  # K and strides are passed in units of 16 numbers: of codes, 16 bytes
 
 
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> LinearPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     return plan_product("w8a16", num_rows, num_outputs, num_inputs, capability)
 

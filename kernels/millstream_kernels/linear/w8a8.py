@@ -37,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError, capability_of, require, require_tensor
-from millstream_kernels.linear.launch import FLOATS, ProductPlan, launch, output_or_new, plan_product
+from millstream_kernels.linear.launch import FLOATS, LinearPlan, launch, output_or_new, plan_product
 from millstream_kernels.linear.splits import TILE
 from millstream_kernels.linear.tuned import tuned_tiles, tuned_variants
 from millstream_kernels.tuning.candidates import FEW_ROWS, SPLIT_ROWS
@@ -55,7 +55,7 @@ class ScaleKind(StrEnum):
     BLOCK = "block"  # weight_scales [N / 128, K / 128], x_scales [M, K / 128], both rounded up
 
 
-def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> ProductPlan:
+def plan(num_rows: int, num_outputs: int, num_inputs: int, capability: int) -> LinearPlan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     return plan_product("w8a8", num_rows, num_outputs, num_inputs, capability, whole_weight_rows=SPLIT_ROWS)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.gguf.block_types import BlockType
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.gguf_blocks import dequantized
 
@@ -58,7 +59,7 @@ class BlockWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLinear:
+class BlockLinear(AddedProduct):
     """See `Linear`. A product needs memory for one run of dequantized outputs."""
 
     weight: BlockWeight
@@ -72,10 +73,6 @@ class BlockLinear:
         for run in self.weight.runs():
             total[:, run[0] : run[1]] = torch.mm(inputs, self.weight.rows(run, wide).t())
         return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

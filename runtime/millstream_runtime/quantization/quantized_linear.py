@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class DequantizingLinear:
+class DequantizingLinear(AddedProduct):
     """See `Linear`. A product needs memory for one run of dequantized weights."""
 
     weight: GroupedWeight
@@ -29,10 +30,6 @@ class DequantizingLinear:
         for run in self.weight.runs:
             total.addmm_(inputs[:, run[0] : run[1]], self.weight.rows(run, wide))
         return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -19,7 +19,6 @@ from millstream_runtime.models.loading.weights import ExpectedWeights
 from millstream_runtime.models.registry import family_code
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
-HEAD = "lm_head"
 
 
 @dataclass(frozen=True, slots=True)

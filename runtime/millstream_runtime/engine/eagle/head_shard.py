@@ -19,7 +19,6 @@ from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
-from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.eagle import heads
 from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape
@@ -71,14 +70,11 @@ def resolve_head(config: RuntimeConfig, target: ShardConfig) -> HeadShard | None
     shape = read_head_folder(folder)
     _require_same_sizes(config, target.model_config, shape)
     _require_ranks(config, shape)
-    most = min(shape.config.longest_context_tokens, target.model_config.max_model_len)
-    shape = replace(shape, config=replace(shape.config, max_model_len=most))
+    shape = replace(shape, config=draft_shard.within_target(shape.config, target))
     state_layers = _state_layers(config, shape, target.model_config.num_layers)
     weight_bytes = heads.expected_weights(shape, target.dtype).num_bytes
     draft_shard.require_fit(config, target, weight_bytes)
-    context_tokens = 1 + shape.config.tokens_at_same_angles(1)
-    if context_tokens < target.model_config.max_model_len:
-        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
+    context_tokens = draft_shard.context_tokens(config, target, shape.config)
     return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape, state_layers)
 
 

@@ -75,13 +75,23 @@ def resolve_draft(config: RuntimeConfig, target: ShardConfig) -> DraftShard | No
     shape = load_model_config(folder)
     require_format(shape, target.device)
     _require_same_vocabulary(config, target.model_config, folder, shape)
-    shape = replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
+    shape = within_target(shape, target)
     weight_bytes = expected_weights(shape, target.dtype).num_bytes
     require_fit(config, target, weight_bytes)
-    context_tokens = 1 + shape.tokens_at_same_angles(1)
-    if context_tokens < target.model_config.max_model_len:
-        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
-    return DraftShard(folder, shape, context_tokens, weight_bytes)
+    return DraftShard(folder, shape, context_tokens(config, target, shape), weight_bytes)
+
+
+def within_target(shape: ModelConfig, target: ShardConfig) -> ModelConfig:
+    """Return the shape of a draft model or of a head with the longest context that it shares with the target."""
+    return replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
+
+
+def context_tokens(config: RuntimeConfig, target: ShardConfig, shape: ModelConfig) -> int:
+    """Return how long a request with drafts may be, and warn where that is less than the target takes."""
+    found = 1 + shape.tokens_at_same_angles(1)
+    if found < target.model_config.max_model_len:
+        log.warning("draft_context", draft_model=config.draft_model, tokens=found)
+    return found
 
 
 def draft_folder(config: RuntimeConfig, content: str) -> Path:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.layers.attention import grouped_query_attention
-from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.layers.moe import SoftmaxRouter, SparseMlp, read_experts, sparse_mlp
+from millstream_runtime.models.layers.pre_norm_decoder import pre_norm_decoder
 from millstream_runtime.models.loading.weights import Weights
 
 
@@ -35,13 +36,12 @@ def read_config(fields: Fields) -> MixtralConfig:
 
 
 def build(config: MixtralConfig, weights: Weights) -> Decoder:
-    layers = [
-        pre_norm_layer(
-            config, weights, layer, grouped_query_attention(config, weights, layer), _experts(config, weights, layer)
-        )
-        for layer in range(config.num_layers)
-    ]
-    return Decoder(config, weights, layers)
+    return pre_norm_decoder(
+        config,
+        weights,
+        lambda layer: grouped_query_attention(config, weights, layer),
+        lambda layer: _experts(config, weights, layer),
+    )
 
 
 def _experts(config: MixtralConfig, weights: Weights, layer: int) -> SparseMlp:

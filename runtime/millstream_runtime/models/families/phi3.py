@@ -11,8 +11,8 @@ from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.config.rope_config import read_rope
 from millstream_runtime.models.layers.attention import grouped_query_attention
-from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
-from millstream_runtime.models.layers.mlp import gated_mlp
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.layers.pre_norm_decoder import dense_decoder
 from millstream_runtime.models.loading.weights import Weights
 
 ROPE_TYPES = ("default", "longrope")
@@ -27,14 +27,6 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    layers = [
-        pre_norm_layer(
-            config,
-            weights,
-            layer,
-            grouped_query_attention(config, weights, layer, fused=True),
-            gated_mlp(config, weights, f"model.layers.{layer}.mlp", config.intermediate_size, fused=True),
-        )
-        for layer in range(config.num_layers)
-    ]
-    return Decoder(config, weights, layers)
+    return dense_decoder(
+        config, weights, lambda layer: grouped_query_attention(config, weights, layer, fused=True), fused_mlp=True
+    )

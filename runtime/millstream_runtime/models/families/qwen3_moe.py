@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.families.qwen3 import attention
-from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.layers.mlp import Mlp, gated_mlp
 from millstream_runtime.models.layers.moe import SoftmaxRouter, read_experts, sparse_mlp
+from millstream_runtime.models.layers.pre_norm_decoder import pre_norm_decoder
 from millstream_runtime.models.loading.weights import Weights
 
 
@@ -42,11 +43,12 @@ def read_config(fields: Fields) -> Qwen3MoeConfig:
 
 
 def build(config: Qwen3MoeConfig, weights: Weights) -> Decoder:
-    layers = [
-        pre_norm_layer(config, weights, layer, attention(config, weights, layer), _mlp(config, weights, layer))
-        for layer in range(config.num_layers)
-    ]
-    return Decoder(config, weights, layers)
+    return pre_norm_decoder(
+        config,
+        weights,
+        lambda layer: attention(config, weights, layer),
+        lambda layer: _mlp(config, weights, layer),
+    )
 
 
 def _mlp(config: Qwen3MoeConfig, weights: Weights, layer: int) -> Mlp:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySideLinear:
+class SideBySideLinear(AddedProduct):
     """Linears of one input, their outputs one after another: see `Linear`."""
 
     parts: tuple[Linear, ...]
@@ -29,10 +30,6 @@ class SideBySideLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
         return self._ordered(torch.cat([part(x) for part in self.parts], dim=1))
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, parts=tuple(part.without_bias() for part in self.parts))

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.linear.shares import vocabulary_part
 
@@ -89,8 +90,11 @@ SINGLE_PROCESS = SingleProcess()
 
 
 @dataclass(frozen=True, slots=True)
-class RowParallelLinear:
-    """A linear whose inputs are spread over the ranks; every rank gets the whole output."""
+class RowParallelLinear(AddedProduct):
+    """A linear whose inputs are spread over the ranks; every rank gets the whole output.
+
+    `add_to` is not one product: the residual stream must be added once, not once a rank.
+    """
 
     part: Linear  # in of this rank -> out, without the bias
     bias: Tensor | None  # [out], added once, after the sum
@@ -100,10 +104,6 @@ class RowParallelLinear:
         """`[T, in of this rank]` to `[T, out]`."""
         total = self.ranks.all_reduce(self.part(x))
         return total if self.bias is None else total.add_(self.bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)`. Not as one product: the residual stream must be added once, not once a rank."""
-        residual.add_(self(x))
 
 
 @dataclass(frozen=True, slots=True)

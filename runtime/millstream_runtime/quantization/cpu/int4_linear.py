@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.linear.several import SideBySideLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, unpack_halves
@@ -26,7 +27,7 @@ OPERATORS = ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Linear:
+class Int4Linear(AddedProduct):
     """See `Linear`. Inputs and results are float32."""
 
     packed: Tensor  # uint8 [out, in / 2], opaque
@@ -48,10 +49,6 @@ class Int4Linear:
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.groups).float()
         found: Tensor = product if self.bias is None else product.add_(self.bias)
         return found
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

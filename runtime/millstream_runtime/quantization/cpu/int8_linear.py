@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.linear.several import SideBySideLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
@@ -38,7 +39,7 @@ OPERATORS = ("fbgemm_pack_quantized_matrix", "fbgemm_linear_int8_weight_fp32_act
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
+class Int8Linear(AddedProduct):
     """See `Linear`. Inputs and results are float32."""
 
     packed: Tensor  # FBGEMM's, opaque
@@ -84,10 +85,6 @@ class Int8Linear:
             inputs, self.shape, self.packed, self.code_sums, 1.0, 0, self.no_bias
         )
         return product
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.cpu.code_table import CodeTable
 
 
 @dataclass(frozen=True, slots=True)
-class TableLinear:
+class TableLinear(AddedProduct):
     """See `Linear`."""
 
     weight: CodeTable
@@ -22,10 +23,6 @@ class TableLinear:
         """Float32 `[T, in]` to `[T, out]`."""
         product = self.weight.product(x)
         return product if self.bias is None else product.add_(self.bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from millstream_kernels.linear.int4_weight import SCALES, TILE, UNIT, Int4Weight, is_group_size, repack
 from millstream_kernels.linear.w4a16 import w4a16_linear
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, group_size, unpack_halves
 
 
 @dataclass(frozen=True, slots=True)
-class TritonInt4Linear:
+class TritonInt4Linear(AddedProduct):
     """See `Linear`."""
 
     weight: Int4Weight
@@ -23,10 +24,6 @@ class TritonInt4Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
         return w4a16_linear(x, self.weight, self.bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -10,12 +10,13 @@ from torch import Tensor
 from millstream_kernels.elementwise.codes import Codes
 from millstream_kernels.elementwise.quantize_rows import MAX_SIZE, UNIT, quantize_rows
 from millstream_kernels.linear.w8a8 import w8a8_linear
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class TritonInt8Linear:
+class TritonInt8Linear(AddedProduct):
     """See `Linear`. Each row of the input is quantized by its own largest number."""
 
     codes: Tensor  # int8 [out, in]
@@ -30,10 +31,6 @@ class TritonInt8Linear:
         """`[T, in]` to `[T, out]`."""
         rows = quantize_rows(x, Codes.INT8)
         return w8a8_linear(rows.codes, rows.scales, self.codes, self.scales, self.bias, dtype=x.dtype)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.linear.nf4 import GROUP, Nf4Weight, nf4_linear
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, group_size, unpack_halves
 
 
 @dataclass(frozen=True, slots=True)
-class TritonNf4Linear:
+class TritonNf4Linear(AddedProduct):
     """See `Linear`."""
 
     weight: Nf4Weight
@@ -22,10 +23,6 @@ class TritonNf4Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
         return nf4_linear(x, self.weight, self.bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

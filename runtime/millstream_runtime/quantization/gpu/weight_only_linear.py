@@ -9,6 +9,7 @@ from torch import Tensor
 
 from millstream_kernels.linear.splits import TILE
 from millstream_kernels.linear.w8a16 import UNIT, w8a16_linear
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, group_size
 
@@ -16,7 +17,7 @@ SIGN_BIT = 128  # codes of 8 bits whose zero point this is are those of an int8
 
 
 @dataclass(frozen=True, slots=True)
-class TritonWeightOnlyLinear:
+class TritonWeightOnlyLinear(AddedProduct):
     """See `Linear`."""
 
     codes: Tensor  # [out, in] int8, or uint8: the bits of float8_e4m3fn
@@ -35,10 +36,6 @@ class TritonWeightOnlyLinear:
         if self.order is not None:
             x = x.index_select(1, self.order)
         return w8a16_linear(x, self.codes, self.scales, self.bias, group_size=self.group_size)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
@@ -21,7 +22,7 @@ MOST_ELEMENTS = 1 << 24  # dequantized in float32 at once: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
-class WholeDequantizingLinear:
+class WholeDequantizingLinear(AddedProduct):
     """See `Linear`. `groups`, int64 `[in]`: the group of each row of the weight."""
 
     weight: GroupedWeight
@@ -34,10 +35,6 @@ class WholeDequantizingLinear:
         inputs = x if order is None else x.index_select(1, order)
         weight = self._dequantized(x.dtype)
         return torch.mm(inputs, weight) if self.bias is None else torch.addmm(self.bias, inputs, weight)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place."""
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)

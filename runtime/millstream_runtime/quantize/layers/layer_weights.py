@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import ExpertLinears, Linear
 from millstream_runtime.models.linear.several import LinearPerExpert
 from millstream_runtime.models.linear.shares import Size, kept_size
@@ -77,7 +78,7 @@ class LayerWeights(Weights):
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedLinear:
+class ObservedLinear(AddedProduct):
     """See `Linear`, and the top of the file."""
 
     source: LayerWeights
@@ -97,9 +98,6 @@ class ObservedLinear:
         found = self._ordered(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
         bias = self.bias
         return found if bias is None else found.add_(bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.add_(self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, has_bias=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_runtime.quantization.nf4 import BLOCK, NF4_VALUES
-from millstream_runtime.quantize.model_outline import HEAD, LinearGroup, ModelOutline
+from millstream_runtime.quantization_config.scheme import HEAD
+from millstream_runtime.quantize.model_outline import LinearGroup, ModelOutline
 from millstream_runtime.quantize.output.packing import ModuleChoice
 
 FLOAT_BYTES, STATE_BYTES = 4, 96

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_runtime.quantize.model_outline import HEAD, LinearGroup, ModelOutline
+from millstream_runtime.quantization_config.scheme import HEAD
+from millstream_runtime.quantize.model_outline import LinearGroup, ModelOutline
 from millstream_runtime.quantize.output.packing import ModuleChoice
 
 SCALE_BYTES = 4

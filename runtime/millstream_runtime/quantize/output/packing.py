@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.quantization.awq import PER_WORD, PLACES
+from millstream_runtime.quantization_config.scheme import HEAD
 from millstream_runtime.quantize.methods.rounding import GroupedCodes
-from millstream_runtime.quantize.model_outline import HEAD, LayerOutline, LinearGroup, ModelOutline
+from millstream_runtime.quantize.model_outline import LayerOutline, LinearGroup, ModelOutline
 from millstream_runtime.quantize.settings import GROUP_SIZES, ActOrder
 
 BITS = 4
@@ -47,8 +48,7 @@ class AwqPacking:
         return {"bits": BITS, "group size": self.group_size}
 
     def fits(self, group: LinearGroup) -> bool:
-        words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
-        return words and group.num_inputs % self.group_size == 0
+        return fits_words_and_groups(group, self.group_size)
 
     def needs(self) -> str:
         return needs_of_groups(self.group_size)
@@ -87,8 +87,7 @@ class GptqPacking:
         return {"bits": BITS, "group size": self.group_size, "act-order": self.act_order.value}
 
     def fits(self, group: LinearGroup) -> bool:
-        words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
-        return words and group.num_inputs % self.group_size == 0
+        return fits_words_and_groups(group, self.group_size)
 
     def needs(self) -> str:
         return needs_of_groups(self.group_size)
@@ -130,6 +129,12 @@ def pack_words(codes: Tensor, bits: int, order: Sequence[int] | None = None) -> 
     for code, place in enumerate(order or range(per_word)):
         words |= by_word[..., code] << place * bits  # the highest code reaches the sign bit, as in the format
     return words
+
+
+def fits_words_and_groups(group: LinearGroup, group_size: int) -> bool:
+    """Whether modules can be stored in packed words of outputs and whole groups of inputs."""
+    words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
+    return words and group.num_inputs % group_size == 0
 
 
 def needs_of_groups(group_size: int) -> str:
