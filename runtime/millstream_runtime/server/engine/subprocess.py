@@ -38,6 +38,7 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.exit_signal import killed_by
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
+from millstream_runtime.server.engine.huge_pages import engine_environment
 
 EXIT_GRACE_SECONDS = 1.0  # between the end of the stream and the end of the process, in either order
 SOCKET_BUFFER_BYTES = 1 << 20  # a step's outputs never wait for an event loop that is busy for a moment
@@ -85,6 +86,7 @@ class _Spawned:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, str(child_end.fileno())],
+                env=engine_environment(os.environ, config.device),  # the other ranks inherit it
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Its group is its own, and Ctrl-C on a terminal is for the HTTP process alone, which drains.
