@@ -40,6 +40,7 @@ from benchmarks.shapes import LARGER
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.cpu import warm_up
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.server.engine.huge_pages import engine_environment
 
 RESULT = Path(__file__).parent / "results" / "cpu_mechanisms.json"
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"
@@ -124,10 +125,12 @@ def measure_in_processes(folder: str, mechanism: Mechanism, pairs: int, size: Si
 
 
 def in_process(folder: str, mechanism: Mechanism, states: list[str], pairs: int, size: Size) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+    """`measure` in a process of its own, with the environment of an engine process."""
     arguments = {"folder": folder, "states": states, "pairs": pairs, "size": asdict(size)}
     command = [sys.executable, "-m", "benchmarks.cpu_mechanisms", "--measure", json.dumps(arguments)]
-    environment = {**os.environ, **(mechanism.environment_off if states == [OFF] else {})}
+    environment = engine_environment(os.environ, Device.CPU)
+    if states == [OFF]:
+        environment |= mechanism.environment_off
     done = subprocess.run(
         [*command, "--only", mechanism.name], check=True, stdout=subprocess.PIPE, env=environment, text=True
     )

@@ -16,10 +16,11 @@ from torch import Tensor
 from millstream_runtime.engine.attention import compiled_decodes
 from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
-from millstream_runtime.engine.execution import model_runner, rank_kernels
-from millstream_runtime.engine.sampling import sampler
+from millstream_runtime.engine.execution import rank_kernels
+from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.models.cpu import linear, two_layouts
 from millstream_runtime.models.cpu.linear import CpuLayout
+from millstream_runtime.server.engine.huge_pages import TUNABLE, VARIABLE
 
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -119,9 +120,9 @@ def no_decodes_in_warm_up() -> AbstractContextManager[Any]:
     return patch.object(warm_up, "run_decodes_of_every_number", lambda steps: None)
 
 
-def torch_argmax() -> AbstractContextManager[Any]:
-    """torch's argmax for greedy tokens."""
-    return patch.object(model_runner, "greedy", lambda logits: sampler.greedy_on_device(logits).tolist())
+def all_rows_of_the_last_layer() -> AbstractContextManager[Any]:
+    """The last layer computes rows that nothing reads, too."""
+    return patch.object(StepInput, "reads_all_rows", True)
 
 
 def no_compiled_decodes() -> AbstractContextManager[Any]:
@@ -147,7 +148,13 @@ MECHANISMS = (
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
     Mechanism("threads by size of step", ("decode-1", "decode-16"), no_thread_choice),
     Mechanism("threads by bytes of attention", ("decode-1-long", "decode-16"), no_attention_threads),
-    Mechanism("numpy's argmax", ("decode-1", "decode-16"), torch_argmax),
+    Mechanism("rows of the last layer", ("prefill-512", "mixed"), all_rows_of_the_last_layer),
+    Mechanism(
+        "huge pages for weights",
+        ("decode-1", "decode-16"),
+        per_process=True,
+        environment_off={VARIABLE: f"{TUNABLE}=0"},
+    ),
     Mechanism(
         "small pages of the KV pool",
         ("drain", "decode-16"),

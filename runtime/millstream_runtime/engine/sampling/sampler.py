@@ -73,15 +73,9 @@ class SamplingRow(NamedTuple):
 
 
 def greedy(logits: Tensor) -> list[int]:
-    """`[R, vocab]` to the argmax of each row; -1 where its logits are not finite. The path of plain requests.
-
-    On a CPU numpy looks for it with vector instructions, which torch does not: 16 rows of 2,048 take 10 us, not 60.
-    """
-    if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
-        return greedy_on_device(logits).tolist()
-    array = logits.numpy()
-    tokens: list[int] = array.argmax(axis=-1).tolist()  # of the first NaN, where there is one
-    return [token if math.isfinite(row[token]) else -1 for row, token in zip(array, tokens, strict=True)]
+    """`[R, vocab]` to the argmax of each row; -1 where its logits are not finite. The path of plain requests."""
+    tokens: list[int] = greedy_on_device(logits).tolist()
+    return tokens
 
 
 def greedy_on_device(logits: Tensor) -> Tensor:
