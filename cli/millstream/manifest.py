@@ -6,11 +6,13 @@ The operator package is imported only when a manifest is given: the runtime imag
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from millstream.cluster_only import only_in_a_cluster, without_effect_here
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
@@ -44,7 +46,8 @@ def manifest_reader() -> Callable[[Path], Any]:
 def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None) -> RuntimeConfig:
     """The configuration that the operator would give a pod of this deployment, with a local model root and address.
 
-    `api_keys_file` takes the place of the Secret that spec.auth names, which exists only in a cluster.
+    What needs the operator and has no effect here is named on stderr. `api_keys_file` takes the place of the Secret
+    that spec.auth names, which exists only in a cluster.
 
     Raises:
         RuntimeFailure: the file is missing, malformed or invalid, or cannot be planned.
@@ -52,16 +55,12 @@ def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None
     deployment = manifest_reader()(path)
     from millstream_operator.planning.facts import Facts
     from millstream_operator.planning.plan import PlanDefaults
-    from millstream_operator.planning.requires import draft_source, refusal
+    from millstream_operator.planning.requires import refusal
     from millstream_operator.planning.spec_plan import plan_from_spec
     from millstream_operator.rendering.runtime_config import boot_config, live_config
 
-    sources = {"spec.model.source": deployment.spec.model.source}
-    if (draft := draft_source(deployment.spec)) is not None:
-        sources["spec.speculation.draftModel.source"] = draft
-    for field, source in sources.items():
-        if (hint := _only_in_a_pod(field, source)) is not None:
-            raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
+    if (hint := only_in_a_cluster(deployment.spec)) is not None:
+        raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
     # A draft model's folder is here already: nothing inspects it before the runtime does.
     planned = plan_from_spec(deployment, PlanDefaults(), Facts(draft_is_inspected=True))
     if (missing := refusal(planned.requires)) is not None:
@@ -71,24 +70,13 @@ def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None
             f"{path}: spec.auth.apiKeysSecretRef names a Secret of a cluster; here give the keys by "
             "--api-keys-file FILE."
         )
+    if (without_effect := without_effect_here(deployment.spec)) is not None:
+        print(f"{path}: {without_effect}", file=sys.stderr)
     boot = replace(boot_config(planned, model_root=str(model_root()), host=host), api_keys_file=api_keys_file)
     live = live_config(deployment.spec)
     asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None
     # A pod logs at Info by default; here the terminal and $MILLSTREAM_LOG_LEVEL decide.
     return RuntimeConfig.of(boot, live if asked else replace(live, log_level=None))
-
-
-def _only_in_a_pod(field: str, source: Any) -> str | None:
-    """What to do instead, for a source that exists only in a pod."""
-    if source.hugging_face is not None:
-        name = source.hugging_face.repository
-        return (
-            f"{field}.huggingFace is downloaded in a pod; here run `millstream fetch --hugging-face {name} "
-            "--into FOLDER`, then `millstream serve FOLDER`."
-        )
-    if source.persistent_volume_claim is not None:
-        return f"{field}.persistentVolumeClaim is a volume of a cluster; here give the model's folder instead."
-    return None
 
 
 def model_root() -> Path:
