@@ -262,4 +262,4 @@ def _quantity(text: str) -> Fraction:
     if match[2] == "m":
         return Fraction(match[1]) / 1000
     power = "kMGTPE".find(match[2]) + 1 if match[2] else "KMGTPE".find(match[3]) + 1 if match[3] else 0
-    return Fraction(match[1]) * (1000 if match[2] else 1024) ** power
+    return Fraction(match[1]) * Fraction(1000 if match[2] else 1024) ** power

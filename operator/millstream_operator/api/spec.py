@@ -60,8 +60,8 @@ class Engine(ApiModel):
         None,
         ge=1,
         le=MAX_MODEL_LEN_LIMIT_TOKENS,
-        description="Tokens of prompt and answer together, at most. The plan keeps room in the KV cache for four "
-        "requests of this length: for one with parallelism.tensor, for one and four usual ones with a load in "
+        description="Tokens of prompt and answer together, at most; at least 2. The plan keeps room in the KV cache "
+        "for four requests of this length: for one with parallelism.tensor, for one and four usual ones with a load in "
         "workload. Default: 8192; 16384 with profile RAG or Code, 4096 with Edge; at least twice inputTokens and "
         "outputTokens; at most what the model allows, and that where the GPUs are not known.",
     )

@@ -149,6 +149,13 @@ RATCHETS: tuple[Ratchet, ...] = (
         "model.cache.accessMode must be ReadWriteMany where autoscaling.maxReplicas is more than 1: replicas on "
         "another node could not mount the volume. Set it to ReadWriteMany, or maxReplicas to 1.",
     ),
+    Ratchet(
+        "spec.engine.maxModelLen",
+        "self >= 2 || (oldSelf.hasValue() && oldSelf.value() < 2)",
+        lambda length: length >= 2,
+        lambda old, new: old < 2,
+        "must be at least 2: a token of the prompt and one of the answer.",
+    ),
     *(
         _request_within_limit(f"spec.podTemplate.spec.{kind}[].resources", resource)
         for kind in ("containers", "initContainers")

@@ -49,11 +49,13 @@ ACCEPTED: dict[str, Manifest] = {
     "a volume of all nodes": cached("ReadWriteMany", 4),
     "a volume of the default": cached(None, 4),
     "a volume of one node for one replica": cached("ReadWriteOnce", 1),
+    "room for a token of the answer": {"engine": {"maxModelLen": 2}},
     "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY", "LD_LIBRARY_PATH")},
 }
 REFUSED: dict[str, tuple[Any, str]] = {
     "a node port": ({"service": {"type": "NodePort"}}, "auth.apiKeysSecretRef"),
     "a load balancer": ({"service": {"type": "LoadBalancer"}, "auth": {}}, "auth.mode: Disabled"),
+    "no room for an answer": ({"engine": {"maxModelLen": 1}}, "spec.engine.maxModelLen is 1; it must be at least 2"),
     "more memory": (
         {"podTemplate": resources("containers", {"memory": "8Gi"}, {"memory": "4Gi"})},
         'resources is {"requests.memory": "8Gi", "limits.memory": "4Gi"}; it must not request more memory',
@@ -120,7 +122,7 @@ def test_a_stored_object_can_be_read_scaled_and_edited(name: str) -> None:
     assert parse(old).spec.replicas == 1
     for change in (
         lambda spec: spec.update(replicas=5),
-        lambda spec: spec.update(engine={"maxNumSeqs": 4}),
+        lambda spec: spec.setdefault("engine", {}).update(maxNumSeqs=4),
         lambda spec: spec.setdefault("service", {}).update(port=8080),
         lambda spec: spec.setdefault("podTemplate", {}).update(metadata={"labels": {"team": "a"}}),
     ):

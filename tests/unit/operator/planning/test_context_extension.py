@@ -16,9 +16,9 @@ QWEN = "Qwen/Qwen2.5-7B-Instruct"
 YARN = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
 
 
-def planned(max_model_len: int | None, more: str = "", **fields: Any) -> Plan | Infeasible:
-    spec = "" if max_model_len is None else f"engine: {{maxModelLen: {max_model_len}}}\n{more}"
-    case = Case(QWEN, ("H100:1",), spec, runtime=EVERYTHING)
+def planned(max_model_len: int | None, *more: str, **fields: Any) -> Plan | Infeasible:
+    length = [] if max_model_len is None else [f"engine: {{maxModelLen: {max_model_len}}}"]
+    case = Case(QWEN, ("H100:1",), "\n".join([*length, *more]), runtime=EVERYTHING)
     config = known_config(QWEN)
     assert config is not None
     return decide(case.deployment(), DEFAULTS, replace(case.facts(), shape=read_shape(config | fields)))

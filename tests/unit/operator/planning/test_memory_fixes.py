@@ -66,10 +66,9 @@ def test_the_message_names_the_weights_and_what_they_lack() -> None:
 
 def test_where_gpus_are_not_known_the_message_names_the_bytes_of_the_format() -> None:
     facts = replace(Facts(shape=known_shape("meta-llama/Meta-Llama-3-70B-Instruct")), inventory=None)
-    gpu = {"accelerator": {"type": "GPU"}}
+    specs: list[dict[str, Any]] = [{}, {"quantization": {"method": "FP8"}}]
     in_16_bits, in_fp8 = (
-        decide(deployment(**gpu, **spec), PlanDefaults("image:1"), facts)
-        for spec in ({}, {"quantization": {"method": "FP8"}})
+        decide(deployment(accelerator={"type": "GPU"}, **spec), PlanDefaults("image:1"), facts) for spec in specs
     )
     assert isinstance(in_16_bits, Infeasible)
     assert isinstance(in_fp8, Infeasible)
