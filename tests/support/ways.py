@@ -16,18 +16,16 @@ from typing import Any
 
 import pytest
 
-from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import Device, GovernorMode, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.crowded import Crowded, crowd
 from tests.support.drafters import RandomLengths
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
-from tests.support.tree_drafters import TREE_TEXT
 
 NEW_TOKENS = 20
 VOCABULARY = 199
@@ -152,12 +150,6 @@ class Way:
 
 
 NO_CACHE = {"enable_prefix_caching": False}
-DRAFT_MODEL = {
-    "speculation_method": SpeculationMethod.DRAFT_MODEL,
-    "speculation_governor": GovernorMode.DISABLED,
-}
-MEDUSA_TREE = DRAFT_MODEL | {"speculation_method": SpeculationMethod.MEDUSA, "draft_tree": TREE_TEXT}
-EAGLE = DRAFT_MODEL | {"speculation_method": SpeculationMethod.EAGLE}
 CHUNKED = {"max_num_batched_tokens": 17}
 WAYS = {
     "one after another": Way(one_after_another, NO_CACHE),
@@ -222,13 +214,6 @@ SPECULATING: dict[str, Callable[[], Execution]] = {
     "speculating, the governor flips": Execution,
     "speculating, replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
 }
-
-
-@pytest.fixture
-def drafts_catch_up_by_fixed_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a draft model catches up with depends on no measured time."""
-    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
-    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)
 
 
 @pytest.fixture(scope="module")

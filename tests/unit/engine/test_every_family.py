@@ -12,6 +12,7 @@ from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
 from tests.support.drafters import OftenRight
+from tests.support.drafting_engines import DRAFT_MODEL
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
@@ -20,7 +21,6 @@ from tests.support.tiny_families import VOCABULARY as FAMILY_VOCABULARY
 from tests.support.tiny_families import prompts_of, reference_answers
 from tests.support.ways import (
     CHUNKED,
-    DRAFT_MODEL,
     NO_CACHE,
     Way,
     accepts,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request
 from tests.support.crowded import crowd
 from tests.support.drafters import OftenRight
+from tests.support.drafting_engines import N_GRAMS
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import dense
@@ -58,7 +58,6 @@ EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "speculating, replayed and overlapped": lambda: Execution(EagerRecorder(), overlapped=True),
     "speculating by n-grams": Execution,
 }
-N_GRAMS = {"speculation_method": SpeculationMethod.N_GRAM, "speculation_governor": GovernorMode.DISABLED}
 CROWDED = ("in small chunks", "in small chunks, overlapped")
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine import assembly
 from millstream_runtime.engine.execution import model_loading, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request
 from millstream_runtime.models.layers.triton_layers import TritonLayers
+from tests.support.drafting_engines import N_GRAMS
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import CASES
 from tests.support.kernel_launches import Launch, recording_launches
@@ -23,7 +23,6 @@ from tests.support.triton_interpreter import interpreting
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRITON = Execution(backend=Backend.TRITON)
 DENSE = TritonLayers(norms=False, activations=False, linears=False, rotates=False, experts=False, dense_linears=True)
-N_GRAMS = {"speculation_method": SpeculationMethod.N_GRAM, "speculation_governor": GovernorMode.DISABLED}
 # Products of a step. With rows of 60 numbers only those that go back from the 40 of the MLP are the kernel's.
 PRODUCTS = {
     "llama-ratio-5-tied": 2 * 1,

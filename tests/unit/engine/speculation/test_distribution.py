@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -18,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from millstream_runtime.config import AcceptanceRule, GovernorMode, SpeculationMethod
-from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
+from millstream_runtime.config import AcceptanceRule
+from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.sampling.sampler import SamplingRow, sample
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.draft_choice import Drawn
+from tests.support.drafting_engines import MakeDrafting
+from tests.support.drafting_engines import counts as counts_of
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,54 +199,33 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
     assert answers[0] == answers[1]
 
 
-@pytest.fixture
-def drafting(write_model: WriteModel, make_engine: MakeEngine) -> Callable[[AcceptanceRule], Engine]:
-    """An engine whose model drafts for itself, so p and q are equal but for rounding."""
-
-    def make(rule: AcceptanceRule) -> Engine:
-        model = write_model()
-        return make_engine(
-            model,
-            speculation_method=SpeculationMethod.DRAFT_MODEL,
-            draft_model=str(model),
-            max_draft_tokens=4,
-            speculation_governor=GovernorMode.DISABLED,
-            speculation_acceptance=rule,
-        )
-
-    return make
-
-
-def counted(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
-
-
 def test_drafts_that_are_drawn_stand_where_the_most_probable_ones_do_not(
-    drafting: Callable[[AcceptanceRule], Engine],
+    drafted: MakeDrafting, write_model: WriteModel
 ) -> None:
     """With p equal to q each drawn draft stands; the most probable token of a flat distribution seldom does."""
     sampled = SamplingParams(30, temperature=1.0, ignore_eos=True, top_p=0.95)
     requests = [Request(str(index), [9, 6, index], sampled) for index in range(4)]
     shares = {}
     for rule in AcceptanceRule:
-        engine = drafting(rule)
+        engine = drafted(write_model(), max_draft_tokens=4, speculation_acceptance=rule)
         assert [len(answer) for answer in generate(engine, requests).values()] == [30] * 4
-        found = counted(engine)
+        found = counts_of(engine)
         shares[rule] = found.num_accepted_tokens / found.num_draft_tokens
     assert shares[AcceptanceRule.DISTRIBUTION] > 0.99
     assert shares[AcceptanceRule.IDENTITY] < 0.5
 
 
 def test_seeded_and_greedy_requests_have_the_tokens_that_they_have_without_drafts(
-    drafting: Callable[[AcceptanceRule], Engine], write_model: WriteModel, make_engine: MakeEngine
+    drafted: MakeDrafting, write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
     """Also in company of a request whose drafts are drawn."""
     seeded = SamplingParams(24, temperature=0.9, top_k=20, seed=5, ignore_eos=True)
     requests = [Request("seeded", [9, 6, 7], seeded), Request("greedy", [9, 6, 8], greedy(24))]
     expected = generate(make_engine(write_model()), requests)
     penalised = SamplingParams(24, presence_penalty=0.5, min_tokens=10, logit_bias=((5, 1.0),), logprobs=1)
-    found = generate(drafting(AcceptanceRule.DISTRIBUTION), [*requests, Request("drawn", [9, 6, 9], penalised)])
+    found = generate(
+        drafted(write_model(), max_draft_tokens=4, speculation_acceptance=AcceptanceRule.DISTRIBUTION),
+        [*requests, Request("drawn", [9, 6, 9], penalised)],
+    )
     assert {name: found[name] for name in expected} == expected
     assert len(found["drawn"]) >= 10

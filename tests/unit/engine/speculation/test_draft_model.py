@@ -7,51 +7,31 @@ shows what prefix hits, preemptions, chunks, windows and evictions do to its poo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from millstream_runtime.config import GovernorMode, KVCacheDType, SpeculationMethod
+from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import warm_up
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
+from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.models.layers.attention import Attention
 from tests.support.draft_pool import draft_model_of, wrong_draft_blocks
+from tests.support.drafting_engines import MakeDrafting, counts, skipped
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, LONGROPE, dense, rope
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 from tests.support.word_tokenizer import write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
 VOCABULARY = 199
-MakeDrafted = Callable[..., Engine]
-
-
-@pytest.fixture(autouse=True)
-def _prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
-    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # however long the passes of a busy machine take
-
-
-@pytest.fixture
-def drafted(make_engine: MakeEngine) -> MakeDrafted:
-    """`drafted(folder, draft_folder, **config)`: an engine with a draft model; by default the model itself."""
-
-    def make(folder: Path, draft: Path | None = None, **config: Any) -> Engine:
-        method = {"speculation_method": SpeculationMethod.DRAFT_MODEL, "draft_model": str(draft or folder)}
-        governor = {"speculation_governor": GovernorMode.DISABLED}  # what is proposed is checked, whatever it costs
-        return make_engine(folder, **method, **(governor | config))
-
-    return make
 
 
 def prompts(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
@@ -63,22 +43,12 @@ def requests(lengths: tuple[int, ...], sampling: SamplingParams, name: str = "r"
     return [Request(f"{name}{index}", one, sampling) for index, one in enumerate(prompts(lengths))]
 
 
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
-
-
-def skipped(engine: Engine) -> dict[str, int]:
-    return {reason: count for reason, count in counts(engine).skipped.items() if count}
-
-
 def all_stood(engine: Engine) -> bool:
     found = counts(engine)
     return 0 < found.num_draft_tokens == found.num_accepted_tokens
 
 
-def test_a_model_knows_its_own_tokens(write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine) -> None:
+def test_a_model_knows_its_own_tokens(write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine) -> None:
     asked = requests((21, 1, 40), greedy(24))
     engine = drafted(write_model())
     assert generate(engine, asked) == generate(make_engine(write_model()), asked)
@@ -89,7 +59,7 @@ def test_a_model_knows_its_own_tokens(write_model: WriteModel, drafted: MakeDraf
     assert (wrong, num_compared) == ([], 2 + 1 + 3), "all full blocks of prompts and answers, but the last tokens"
 
 
-def test_a_prefix_is_read_once_by_both(write_model: WriteModel, drafted: MakeDrafted) -> None:
+def test_a_prefix_is_read_once_by_both(write_model: WriteModel, drafted: MakeDrafting) -> None:
     """The next turn finds the keys of the target in the prefix cache, and those of the draft model with them."""
     engine = drafted(write_model(), max_draft_tokens=4)
     (prompt,) = prompts((70,))
@@ -104,7 +74,7 @@ def test_a_prefix_is_read_once_by_both(write_model: WriteModel, drafted: MakeDra
 
 
 def test_a_prefix_that_was_cached_without_drafts_is_read_by_the_draft_model(
-    write_model: WriteModel, drafted: MakeDrafted
+    write_model: WriteModel, drafted: MakeDrafting
 ) -> None:
     engine = drafted(write_model())
     (prompt,) = prompts((50,))
@@ -120,7 +90,7 @@ def test_a_prefix_that_was_cached_without_drafts_is_read_by_the_draft_model(
 
 
 def test_a_long_prompt_is_read_in_chunks(
-    write_model: WriteModel, drafted: MakeDrafted, monkeypatch: pytest.MonkeyPatch
+    write_model: WriteModel, drafted: MakeDrafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catching_up, "FIRST_TOKENS", 32)
     engine = drafted(write_model())
@@ -131,7 +101,7 @@ def test_a_long_prompt_is_read_in_chunks(
 
 
 def test_what_ends_soon_is_not_read(
-    write_model: WriteModel, drafted: MakeDrafted, monkeypatch: pytest.MonkeyPatch
+    write_model: WriteModel, drafted: MakeDrafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catching_up, "FIRST_TOKENS", 64)
     engine = drafted(write_model(max_position_embeddings=1024), kv_cache_memory_bytes=4 << 20)
@@ -140,7 +110,7 @@ def test_what_ends_soon_is_not_read(
     assert draft_model_of(engine)._keys._hash_of == {}
 
 
-def test_preemptions_and_evictions_leave_no_wrong_key(write_model: WriteModel, drafted: MakeDrafted) -> None:
+def test_preemptions_and_evictions_leave_no_wrong_key(write_model: WriteModel, drafted: MakeDrafting) -> None:
     """A pool that is short for its requests, with a cache whose blocks go from one to the other."""
     engine = drafted(write_model())
     shrink_pool(engine, 17, enable_prefix_caching=True)
@@ -155,7 +125,7 @@ def test_preemptions_and_evictions_leave_no_wrong_key(write_model: WriteModel, d
 
 @pytest.mark.parametrize("window", [11, 24])
 def test_behind_a_window_the_draft_model_sees_what_the_target_keeps(
-    window: int, tmp_path: Path, drafted: MakeDrafted
+    window: int, tmp_path: Path, drafted: MakeDrafting
 ) -> None:
     """Blocks that it has passed are another request's. Of a longer prompt the draft model reads what is left."""
     write_family(tmp_path, **dense("mistral", sliding_window=window, vocab_size=VOCABULARY))
@@ -171,7 +141,7 @@ def test_behind_a_window_the_draft_model_sees_what_the_target_keeps(
     assert counts(engine).num_accepted_tokens > 0.8 * counts(engine).num_draft_tokens
 
 
-def test_groups_of_layers_share_the_table_that_reads_furthest(tmp_path: Path, drafted: MakeDrafted) -> None:
+def test_groups_of_layers_share_the_table_that_reads_furthest(tmp_path: Path, drafted: MakeDrafting) -> None:
     write_family(tmp_path, **CASES["gemma3"].config)
     assert len(drafted(tmp_path)._blocks.windows) == 1, "a draft model would waste the blocks of other groups"
     engine = drafted(tmp_path, enable_hybrid_kv_cache_manager=True)
@@ -183,7 +153,7 @@ def test_groups_of_layers_share_the_table_that_reads_furthest(tmp_path: Path, dr
 
 @pytest.mark.parametrize("stored", [KVCacheDType.INT8, KVCacheDType.FP8])
 def test_a_quantized_pool_is_quantized_for_both(
-    stored: KVCacheDType, write_model: WriteModel, drafted: MakeDrafted
+    stored: KVCacheDType, write_model: WriteModel, drafted: MakeDrafting
 ) -> None:
     plain, engine = drafted(write_model()).memory_use, drafted(write_model(), kv_cache_dtype=stored)
     assert plain.draft_kv_cache_bytes is not None
@@ -194,7 +164,7 @@ def test_a_quantized_pool_is_quantized_for_both(
     assert counts(engine).num_accepted_tokens > 0.8 * counts(engine).num_draft_tokens
 
 
-def test_the_pools_share_the_memory(write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine) -> None:
+def test_the_pools_share_the_memory(write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine) -> None:
     alone, small = make_engine(write_model()), write_model(num_hidden_layers=1, intermediate_size=16)
     use = drafted(write_model(), small).memory_use
     assert use.draft_weights_bytes is not None
@@ -207,7 +177,7 @@ def test_the_pools_share_the_memory(write_model: WriteModel, drafted: MakeDrafte
 
 
 def test_a_short_context_stops_drafts_and_nothing_else(
-    write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine
+    write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     short = write_model(max_position_embeddings=48)
     asked = requests((30,), greedy(60))
@@ -218,7 +188,7 @@ def test_a_short_context_stops_drafts_and_nothing_else(
     assert skipped(engine)["draft_context"] == 40, "every token from the 50th to the last but one"
 
 
-def test_a_draft_model_stops_where_its_angles_change(tmp_path: Path, drafted: MakeDrafted) -> None:
+def test_a_draft_model_stops_where_its_angles_change(tmp_path: Path, drafted: MakeDrafting) -> None:
     config = dense(
         "phi3",
         original_max_position_embeddings=20,
@@ -232,7 +202,7 @@ def test_a_draft_model_stops_where_its_angles_change(tmp_path: Path, drafted: Ma
 
 
 def test_a_token_that_the_draft_model_lacks_ends_its_drafts(
-    write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine
+    write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """Embeddings may be padded to another size: such ids look up nothing."""
     large, small = write_model(vocab_size=224, pad_token_id=2), write_model(pad_token_id=2)
@@ -251,7 +221,7 @@ def test_a_token_that_the_draft_model_lacks_ends_its_drafts(
 
 
 def test_nan_ends_the_drafts_of_its_request(
-    write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine
+    write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     sick, asked = 7, [Request("sick", [7, 3, 4], greedy(20)), Request("well", [5] * 20, greedy(20))]
     expected = generate(make_engine(write_model()), asked)
@@ -267,7 +237,7 @@ def test_nan_ends_the_drafts_of_its_request(
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError])
 def test_a_failing_draft_model_is_no_harm(
-    error: type[Exception], write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine
+    error: type[Exception], write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """An error ends drafting; without memory it waits and goes on, with keys that are right."""
     asked = requests((21, 40), greedy(120))
@@ -296,14 +266,14 @@ def test_a_failing_draft_model_is_no_harm(
         assert passes == 4
 
 
-def test_sampled_requests_draft_too(write_model: WriteModel, drafted: MakeDrafted, make_engine: MakeEngine) -> None:
+def test_sampled_requests_draft_too(write_model: WriteModel, drafted: MakeDrafting, make_engine: MakeEngine) -> None:
     sampling = SamplingParams(24, temperature=0.3, top_p=0.9, seed=5, repetition_penalty=1.1, ignore_eos=True)
     engine, asked = drafted(write_model()), requests((21, 1, 40), sampling)
     assert generate(engine, asked) == generate(make_engine(write_model()), asked)
     assert counts(engine).num_accepted_tokens > 0
 
 
-def test_cancelled_requests_leave_no_progress(write_model: WriteModel, drafted: MakeDrafted) -> None:
+def test_cancelled_requests_leave_no_progress(write_model: WriteModel, drafted: MakeDrafting) -> None:
     engine = drafted(write_model())
     for one in requests((21, 30), greedy(40)):
         engine.add_request(one)
@@ -320,7 +290,7 @@ def test_cancelled_requests_leave_no_progress(write_model: WriteModel, drafted: 
 
 
 def test_the_warm_up_drafts_with_every_number_of_drafts(
-    write_model: WriteModel, drafted: MakeDrafted, monkeypatch: pytest.MonkeyPatch
+    write_model: WriteModel, drafted: MakeDrafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
     engine = drafted(write_model(), max_draft_tokens=3)

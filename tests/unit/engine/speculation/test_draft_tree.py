@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,36 +18,22 @@ from transformers import LlamaForCausalLM
 from millstream_runtime.config import GovernorMode, KVCacheDType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.medusa.medusa_shard import resolve_medusa
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
+from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.medusa import MedusaDrafter
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.soak.schedules.constraints import ForbidsAThird
+from tests.support.drafting_engines import MEDUSA_TREE, MakeDrafting, counts, medusa_heads_of, requests_of
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, Models, dense
-from tests.support.medusa_heads import write_medusa_heads
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import VOCABULARY as FAMILY_VOCABULARY
 from tests.support.tiny_families import prompts_of, write_family
 from tests.support.tree_drafters import TREE, TREE_TEXT, OftenOnTheTree, count_moved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MakeTreed = Callable[..., Engine]
 VOCABULARY = 199
 MOST_RANKS = 1 + max(max(node) for node in TREE.nodes)
-
-
-@pytest.fixture
-def treed(make_engine: MakeEngine, tmp_path: Path) -> MakeTreed:
-    """`treed(target, **config)`: an engine with random Medusa heads whose tree is always checked whole."""
-
-    def make(target: Path, **config: Any) -> Engine:
-        shape = json.loads((target / "config.json").read_text())
-        heads = write_medusa_heads(tmp_path / "heads", shape["hidden_size"], shape["vocab_size"])
-        method = {"speculation_method": SpeculationMethod.MEDUSA, "draft_model": str(heads), "draft_tree": TREE_TEXT}
-        return make_engine(target, **{**method, "speculation_governor": GovernorMode.DISABLED, **config})
-
-    return make
 
 
 class Reference:
@@ -69,19 +54,6 @@ class Reference:
         name = f"{head}.0.linear"
         x = x + F.silu(F.linear(x, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]))
         return F.linear(x, self._tensors[f"{head}.1.weight"])
-
-
-def requests(lengths: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
-    return [
-        Request(f"r{index}", [(7 * place + 13 * length + place * place) % 199 for place in range(length)], sampling)
-        for index, length in enumerate(lengths)
-    ]
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
 
 
 def medusa_of(engine: Engine) -> MedusaDrafter:
@@ -107,10 +79,10 @@ def replace_drafts(engine: Engine, knows: OftenOnTheTree, reference: Reference) 
 
 
 def test_heads_fill_the_tree_as_defined_and_change_no_token(
-    tmp_path: Path, write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     folder = write_model()
-    engine = treed(folder)
+    engine = medusa_treed(folder)
     drafter, reference, wrong = medusa_of(engine), Reference(folder, tmp_path / "heads"), list[Any]()
     propose = drafter.propose
 
@@ -123,19 +95,19 @@ def test_heads_fill_the_tree_as_defined_and_change_no_token(
 
     drafter.propose = compared  # type: ignore[method-assign]
     for sampling in (greedy(20), SamplingParams(20, temperature=1.0, seed=3, repetition_penalty=1.2)):
-        asked = requests((21, 1, 40), sampling)
+        asked = requests_of((21, 1, 40), sampling)
         assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
     assert counts(engine).num_draft_tokens > 400
 
 
 def test_states_of_branches_that_stood_are_where_heads_read_them(
-    tmp_path: Path, write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """Through preemptions, and in blocks that the cache had."""
-    folder, asked = write_model(), requests((30, 61, 45, 12, 77, 30), greedy(20))
+    folder, asked = write_model(), requests_of((30, 61, 45, 12, 77, 30), greedy(20))
     answers = generate(make_engine(folder), asked)
-    engine = treed(folder)
+    engine = medusa_treed(folder)
     shrink_pool(engine, 17, enable_prefix_caching=True)
     moved = count_moved(engine)
     knows = OftenOnTheTree.about(asked, answers, VOCABULARY)
@@ -165,13 +137,13 @@ def keys_of(engine: Engine, num_tokens: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("kv_cache_dtype", KVCacheDType)
 def test_keys_of_branches_that_stood_are_those_of_a_prompt(
-    kv_cache_dtype: KVCacheDType, write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    kv_cache_dtype: KVCacheDType, write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    (asked,) = requests((21,), greedy(60))
+    (asked,) = requests_of((21,), greedy(60))
     config: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "block_size_tokens": 8}
     answer = generate(make_engine(write_model(), **config), [asked])["r0"]
     knows = OftenOnTheTree({tuple(asked.prompt_token_ids): answer}, VOCABULARY)
-    engine = treed(write_model(), drafter=knows, **config)
+    engine = medusa_treed(write_model(), drafter=knows, **config)
     moved = count_moved(engine)
     engine.add_request(asked)
     while len(moved) < 6 and engine.has_work():
@@ -201,16 +173,11 @@ def test_every_family_answers_as_without(
     asked = [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
     config: dict[str, Any] = {"enable_prefix_caching": caching, "block_size_tokens": 8}
     answers = generate(make_engine(folder, **config), asked)
-    shape = json.loads((folder / "config.json").read_text())
-    heads = write_medusa_heads(tmp_path, shape["hidden_size"], shape["vocab_size"])
+    heads = medusa_heads_of(folder, tmp_path)
     engine = make_engine(
         folder,
         drafter=OftenOnTheTree.about(asked, answers, FAMILY_VOCABULARY),
-        speculation_method=SpeculationMethod.MEDUSA,
-        draft_model=str(heads),
-        draft_tree=TREE_TEXT,
-        speculation_governor=GovernorMode.DISABLED,
-        **config,
+        **(MEDUSA_TREE | {"draft_model": str(heads)} | config),
     )
     moved = count_moved(engine)
     for turn in range(2):
@@ -221,27 +188,29 @@ def test_every_family_answers_as_without(
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_windows_that_pass_blocks(hybrid: bool, tmp_path: Path, treed: MakeTreed, make_engine: MakeEngine) -> None:
+def test_windows_that_pass_blocks(
+    hybrid: bool, tmp_path: Path, medusa_treed: MakeDrafting, make_engine: MakeEngine
+) -> None:
     config = CASES["gemma3"].config if hybrid else dense("mistral", sliding_window=24, vocab_size=199)
     write_family(tmp_path, **config)
     more: dict[str, Any] = {"block_size_tokens": 8, "enable_hybrid_kv_cache_manager": hybrid}
     asked = [Request(str(size), [3 + place % 60 for place in range(size)], greedy(40)) for size in (3, 30, 60)]
     answers = generate(make_engine(tmp_path, block_size_tokens=8), asked)
     vocabulary = json.loads((tmp_path / "config.json").read_text())["vocab_size"]
-    engine = treed(tmp_path, drafter=OftenOnTheTree.about(asked, answers, vocabulary), **more)
+    engine = medusa_treed(tmp_path, drafter=OftenOnTheTree.about(asked, answers, vocabulary), **more)
     moved = count_moved(engine)
     assert generate(engine, asked) == answers
     assert len(moved) > 10
 
 
 def test_the_last_tokens_of_the_context_have_room(
-    write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """The branches of a tree, one after another, would be longer than the context."""
-    asked = requests((21, 30), SamplingParams(200, temperature=0.0, ignore_eos=True))
+    asked = requests_of((21, 30), SamplingParams(200, temperature=0.0, ignore_eos=True))
     answers = generate(make_engine(write_model(), max_model_len=64), asked)
     assert [len(one) for one in answers.values()] == [43, 34]
-    engine = treed(write_model(), max_model_len=64)
+    engine = medusa_treed(write_model(), max_model_len=64)
     knows = OftenOnTheTree.about(asked, answers, VOCABULARY)
     medusa_of(engine).propose = knows.propose  # type: ignore[method-assign]
     longest = 0
@@ -259,12 +228,12 @@ def test_the_last_tokens_of_the_context_have_room(
 
 
 def test_a_check_with_nan_is_computed_again_without_drafts(
-    write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    asked = requests((21, 40), greedy(30))
+    asked = requests_of((21, 40), greedy(30))
     answers = generate(make_engine(write_model()), asked)
     knows = OftenOnTheTree.about(asked, answers, VOCABULARY)
-    engine = treed(write_model(), drafter=knows)
+    engine = medusa_treed(write_model(), drafter=knows)
     model = engine._runner._forward.model
     logits, spoiled = model.logits, list[int]()
 
@@ -283,10 +252,10 @@ def test_a_check_with_nan_is_computed_again_without_drafts(
 
 
 def test_logprobs_are_those_of_the_tokens_that_stood(
-    write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     sampling = SamplingParams(30, temperature=0.8, seed=5, logprobs=3, min_tokens=9, frequency_penalty=0.4)
-    asked = requests((21,), sampling)
+    asked = requests_of((21,), sampling)
 
     def outputs(engine: Engine) -> list[Any]:
         engine.add_request(asked[0])
@@ -297,7 +266,7 @@ def test_logprobs_are_those_of_the_tokens_that_stood(
 
     expected = outputs(make_engine(write_model()))
     knows = OftenOnTheTree.about(asked, {"r0": [one.token_id for one in expected]}, VOCABULARY)
-    engine = treed(write_model(), drafter=knows)
+    engine = medusa_treed(write_model(), drafter=knows)
     found = outputs(engine)
     assert [one.token_id for one in found] == [one.token_id for one in expected]
     for one, other in zip(found, expected, strict=True):
@@ -307,26 +276,26 @@ def test_logprobs_are_those_of_the_tokens_that_stood(
 
 
 def test_processors_are_given_the_tokens_of_their_own_branch(
-    write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, medusa_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    asked = requests((21, 40), SamplingParams(40, temperature=0.8, seed=5, ignore_eos=True))
+    asked = requests_of((21, 40), SamplingParams(40, temperature=0.8, seed=5, ignore_eos=True))
 
     def constrained(engine: Engine) -> Engine:
         engine.processors_for = lambda request: (ForbidsAThird(),)
         return engine
 
     answers = generate(constrained(make_engine(write_model())), asked)
-    engine = constrained(treed(write_model(), drafter=OftenOnTheTree.about(asked, answers, VOCABULARY)))
+    engine = constrained(medusa_treed(write_model(), drafter=OftenOnTheTree.about(asked, answers, VOCABULARY)))
     moved = count_moved(engine)
     assert generate(engine, asked) == answers
     assert len(moved) > 5
 
 
-def test_the_warm_up_and_the_governor_deal_in_levels(write_model: WriteModel, treed: MakeTreed) -> None:
-    engine = treed(write_model(), speculation_governor=GovernorMode.OBSERVE)
+def test_the_warm_up_and_the_governor_deal_in_levels(write_model: WriteModel, medusa_treed: MakeDrafting) -> None:
+    engine = medusa_treed(write_model(), speculation_governor=GovernorMode.OBSERVE)
     engine.warm_up()
     assert counts(engine).num_draft_tokens == 0, "checks of the warm-up count nowhere"
-    generate(engine, requests((21, 1, 40), greedy(20)))
+    generate(engine, requests_of((21, 1, 40), greedy(20)))
     found = counts(engine)
     assert len(found.accepted_per_position) == TREE.num_levels
     assert found.num_draft_tokens > 5 * found.num_checks
@@ -335,9 +304,11 @@ def test_the_warm_up_and_the_governor_deal_in_levels(write_model: WriteModel, tr
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_more_levels_than_heads_are_refused(tmp_path: Path, write_model: WriteModel, treed: MakeTreed) -> None:
+def test_more_levels_than_heads_are_refused(
+    tmp_path: Path, write_model: WriteModel, medusa_treed: MakeDrafting
+) -> None:
     with pytest.raises(RuntimeFailure) as caught:
-        treed(write_model(), draft_tree="[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]")
+        medusa_treed(write_model(), draft_tree="[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]")
     assert caught.value.reason is FailureReason.INVALID_CONFIG
     assert f"--draft-tree has 4 levels, and {tmp_path / 'heads'} has 3 heads" in caught.value.message
     assert "leave out the nodes of more than 3 ranks" in caught.value.message
@@ -368,16 +339,16 @@ def test_a_gpu_and_several_ranks_are_refused(device: str, ranks: int, said: str)
     assert said.format(flags) in caught.value.message
 
 
-def test_a_rank_that_the_vocabulary_lacks_is_refused(write_model: WriteModel, treed: MakeTreed) -> None:
+def test_a_rank_that_the_vocabulary_lacks_is_refused(write_model: WriteModel, medusa_treed: MakeDrafting) -> None:
     with pytest.raises(RuntimeFailure) as caught:
-        treed(write_model(vocab_size=40), draft_tree="[(40,)]")
+        medusa_treed(write_model(vocab_size=40), draft_tree="[(40,)]")
     assert "--draft-tree names the rank 40, and " in caught.value.message
     assert "has 40 tokens; leave out the nodes with ranks above 39." in caught.value.message
 
 
-def test_a_drafter_asked_for_a_part_of_the_tree(write_model: WriteModel, treed: MakeTreed) -> None:
+def test_a_drafter_asked_for_a_part_of_the_tree(write_model: WriteModel, medusa_treed: MakeDrafting) -> None:
     """Requests share the drafts of a step, so each may have a start of the tree."""
-    engine = treed(write_model(), max_num_seqs=20)
+    engine = medusa_treed(write_model(), max_num_seqs=20)
     drafter, asked = medusa_of(engine), list[dict[Sequence, int]]()
     propose = drafter.propose
 
@@ -388,6 +359,6 @@ def test_a_drafter_asked_for_a_part_of_the_tree(write_model: WriteModel, treed: 
         return answer
 
     drafter.propose = noted  # type: ignore[method-assign]
-    generate(engine, requests(tuple(range(5, 25)), greedy(6)))
+    generate(engine, requests_of(tuple(range(5, 25)), greedy(6)))
     assert max(sum(one.values()) for one in asked) <= 64
     assert min(max(one.values()) for one in asked) < 4, "64 drafts among 20 requests"

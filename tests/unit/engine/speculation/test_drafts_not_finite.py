@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import GovernorMode, SpeculationMethod
-from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.draft_model import DraftModelDrafter
 from millstream_runtime.engine.speculation.drafting import MOST_NOT_FINITE_REQUESTS
 from millstream_runtime.engine.speculation.skip import Skip
+from tests.support.drafting_engines import MakeDrafting, counts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,12 +36,6 @@ class Sick:
         self.held.discard(sequence)
 
 
-def skipped(engine: Engine) -> Mapping[str, int]:
-    found = engine.stats().speculation
-    assert found is not None
-    return found.skipped
-
-
 def numbered(*numbers: int) -> list[Request]:
     return [Request(str(number), [3 + number] * 20, greedy(NEW_TOKENS)) for number in numbers]
 
@@ -56,7 +49,7 @@ def test_requests_one_after_another(
         assert generate(engine, numbered(number)) == generate(plain, numbered(number))
     assert drafter.asked == [str(number) for number in range(MOST_NOT_FINITE_REQUESTS)], "each once, and no more"
     decodes = NEW_TOKENS - 2  # the first token comes with the prompt, and behind the last but one there is no draft
-    assert skipped(engine)["drafter_failed"] >= 3 * decodes
+    assert counts(engine).skipped["drafter_failed"] >= 3 * decodes
     (failed,) = (one for one in caplog.records if one.getMessage() == "drafter_failed")
     assert failed.fields == {"error": "DraftNotFinite"}  # type: ignore[attr-defined]
 
@@ -66,7 +59,7 @@ def test_requests_at_once(write_model: WriteModel, make_engine: MakeEngine) -> N
     engine = make_engine(write_model(), drafter=drafter)
     assert generate(engine, numbered(*range(4))) == generate(plain, numbered(*range(4)))
     assert 3 <= len(drafter.asked) <= 4, "the last comes a step later"
-    assert skipped(engine)["drafter_failed"] > 0
+    assert counts(engine).skipped["drafter_failed"] > 0
     assert not drafter.held, "it holds no request that has ended"
     assert engine._drafting is not None
     assert not engine._drafting.needs_last_tokens
@@ -80,24 +73,18 @@ def test_some_requests_with_nan_among_others_do_not_end_it(write_model: WriteMod
     for number in range(18):
         generate(engine, numbered(number))
     assert {*drafter.asked} == {str(number) for number in range(18)}
-    assert skipped(engine)["drafter_failed"] == 0
-    assert skipped(engine)["draft_not_finite"] >= 12
+    assert counts(engine).skipped["drafter_failed"] == 0
+    assert counts(engine).skipped["draft_not_finite"] >= 12
 
 
-def test_a_damaged_draft_model_stops_reading_prompts(write_model: WriteModel, make_engine: MakeEngine) -> None:
-    target = write_model()
-    engine = make_engine(
-        target,
-        speculation_method=SpeculationMethod.DRAFT_MODEL,
-        draft_model=str(target),
-        speculation_governor=GovernorMode.DISABLED,
-    )
+def test_a_damaged_draft_model_stops_reading_prompts(write_model: WriteModel, drafted: MakeDrafting) -> None:
+    engine = drafted(write_model())
     drafter = engine._drafting._drafter if engine._drafting is not None else None
     assert isinstance(drafter, DraftModelDrafter)
     drafter._forward.model._embedding.weight[:] = torch.nan
     for number in range(6):
         assert len(generate(engine, numbered(number))[str(number)]) == NEW_TOKENS
-    assert skipped(engine)["drafter_failed"] > 0
+    assert counts(engine).skipped["drafter_failed"] > 0
     passes, compute = list[Any](), drafter._forward.residual
 
     def counted(*args: Any, **named: Any) -> torch.Tensor:

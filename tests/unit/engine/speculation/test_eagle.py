@@ -7,7 +7,6 @@ state, key or position shows, wherever it comes from: prefix hits, preemptions, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from millstream_runtime.config import GovernorMode, KVCacheDType, SpeculationMethod
+from millstream_runtime.config import GovernorMode, KVCacheDType
 from millstream_runtime.engine import warm_up
-from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
+from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.speculation import catching_up
+from tests.support.drafting_engines import MakeDrafting, counts, requests_of, skipped
 from tests.support.eagle_heads import (
     EagleReference,
     WriteHead,
@@ -35,26 +34,7 @@ from tests.support.family_cases import CASES, LONGROPE, dense, rope
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-MakeHeaded = Callable[..., Engine]
-
-
-@pytest.fixture(autouse=True)
-def _prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
-    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # however long the passes of a busy machine take
-
-
-@pytest.fixture
-def headed(make_engine: MakeEngine, write_head: WriteHead) -> MakeHeaded:
-    """`headed(folder, head, **config)`: an engine with an EAGLE head; by default a random one of the folder."""
-
-    def make(folder: Path, head: Path | None = None, **config: Any) -> Engine:
-        method = {"speculation_method": SpeculationMethod.EAGLE, "draft_model": str(head or write_head(folder))}
-        governor = {"speculation_governor": GovernorMode.DISABLED}  # what is proposed is checked, whatever it costs
-        return make_engine(folder, **method, **(governor | config))
-
-    return make
+pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
 
 
 def knowing_pair(tmp_path: Path, write_model: WriteModel) -> tuple[Path, Path]:
@@ -90,33 +70,14 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def requests(lengths: tuple[int, ...], sampling: SamplingParams, name: str = "r") -> list[Request]:
-    return [
-        Request(
-            f"{name}{index}", [(7 * place + 13 * length + place * place) % 199 for place in range(length)], sampling
-        )
-        for index, length in enumerate(lengths)
-    ]
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
-
-
-def skipped(engine: Engine) -> dict[str, int]:
-    return {reason: count for reason, count in counts(engine).skipped.items() if count}
-
-
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_head_drafts_what_transformers_layers_do(
-    num_layers: int, write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded, make_engine: MakeEngine
+    num_layers: int, write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     folder = write_model()
     head = write_head(folder, num_hidden_layers=num_layers)
-    asked = requests((21, 1, 40), greedy(24))
-    engine = headed(folder, head)
+    asked = requests_of((21, 1, 40), greedy(24))
+    engine = eagle_headed(folder, head)
     wrong = watch_drafts(engine, EagleReference(folder, head))
     assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
@@ -125,12 +86,12 @@ def test_a_head_drafts_what_transformers_layers_do(
 
 
 def test_drafts_that_stand_are_read_with_the_targets_states(
-    tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """A head that knows its target: five drafts at a time stand, and the next ones are right again."""
     folder, head = knowing_pair(tmp_path, write_model)
-    asked = requests((21, 1, 40), greedy(30))
-    engine = headed(folder, head)
+    asked = requests_of((21, 1, 40), greedy(30))
+    engine = eagle_headed(folder, head)
     wrong = watch_drafts(engine, EagleReference(folder, head))
     assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
@@ -140,22 +101,22 @@ def test_drafts_that_stand_are_read_with_the_targets_states(
 
 
 def test_both_layouts_are_one_head(
-    tmp_path: Path, write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded
+    tmp_path: Path, write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting
 ) -> None:
     published = write_head(write_model())
-    engine = headed(write_model(), to_speculators(published, tmp_path))
+    engine = eagle_headed(write_model(), to_speculators(published, tmp_path))
     wrong = watch_drafts(engine, EagleReference(write_model(), published))
-    generate(engine, requests((21, 40), greedy(12)))
+    generate(engine, requests_of((21, 40), greedy(12)))
     assert wrong == []
     assert counts(engine).num_draft_tokens > 0
 
 
 def test_a_cached_prefix_has_its_states_and_its_keys(
-    write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded
+    write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting
 ) -> None:
-    engine = headed(write_model())
+    engine = eagle_headed(write_model())
     wrong = watch_drafts(engine, EagleReference(write_model(), write_head(write_model())))
-    (first,) = requests((70,), greedy(30))
+    (first,) = requests_of((70,), greedy(30))
     answer = generate(engine, [first])["r0"]
     seen: list[int] = []
     eagle_drafter_of(engine)._catching_up.observe = lambda num_tokens, seconds: seen.append(num_tokens)  # type: ignore[method-assign]
@@ -166,13 +127,13 @@ def test_a_cached_prefix_has_its_states_and_its_keys(
 
 
 def test_a_prefix_that_was_cached_without_drafts_is_read_by_the_head(
-    write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded
+    write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting
 ) -> None:
-    engine = headed(write_model())
+    engine = eagle_headed(write_model())
     wrong = watch_drafts(engine, EagleReference(write_model(), write_head(write_model())))
     assert engine._drafting is not None
     engine._drafting._steps_to_wait = 9  # as after a step without memory
-    (first,) = requests((50,), greedy(10))
+    (first,) = requests_of((50,), greedy(10))
     generate(engine, [first])
     assert skipped(engine) == {"out_of_memory": 9}
     generate(engine, [Request("1", [*first.prompt_token_ids, 3], greedy(20))])
@@ -182,25 +143,25 @@ def test_a_prefix_that_was_cached_without_drafts_is_read_by_the_head(
 
 
 def test_a_long_prompt_is_read_in_chunks(
-    write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded, monkeypatch: pytest.MonkeyPatch
+    write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catching_up, "FIRST_TOKENS", 32)
-    engine = headed(write_model())
+    engine = eagle_headed(write_model())
     wrong = watch_drafts(engine, EagleReference(write_model(), write_head(write_model())))
     eagle_drafter_of(engine)._catching_up.observe = lambda num_tokens, seconds: None  # type: ignore[method-assign]
-    generate(engine, requests((100,), greedy(20)))
+    generate(engine, requests_of((100,), greedy(20)))
     assert skipped(engine)["catching_up"] == 3, "100 tokens take four chunks, and the last of them has a draft"
     assert wrong == []
 
 
 def test_preemptions_and_evictions_leave_no_wrong_draft(
-    write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded
+    write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting
 ) -> None:
     """A pool that is short for its requests, with a cache whose blocks go from one to the other."""
-    engine = headed(write_model())
+    engine = eagle_headed(write_model())
     shrink_pool(engine, 17, enable_prefix_caching=True)
     wrong = watch_drafts(engine, EagleReference(write_model(), write_head(write_model())))
-    asked = requests((30, 61, 45, 12, 77, 30), greedy(30))
+    asked = requests_of((30, 61, 45, 12, 77, 30), greedy(30))
     for turn in range(2):
         generate(engine, [replace(one, request_id=f"{turn}{one.request_id}") for one in asked])
     assert engine.stats().num_preemptions_total > 0
@@ -210,13 +171,13 @@ def test_preemptions_and_evictions_leave_no_wrong_draft(
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_windows_and_groups_of_layers(
-    family: str, tmp_path: Path, write_head: WriteHead, headed: MakeHeaded, make_engine: MakeEngine
+    family: str, tmp_path: Path, write_head: WriteHead, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """Blocks that a window has passed are another request's: the head sees what is left."""
     config = dense("mistral", sliding_window=24, vocab_size=199) if family == "mistral" else CASES["gemma3"].config
     write_family(tmp_path, **config)
     more = {"enable_hybrid_kv_cache_manager": True} if family == "gemma3" else {}
-    engine = headed(tmp_path, write_head(tmp_path), block_size_tokens=8, **more)
+    engine = eagle_headed(tmp_path, write_head(tmp_path), block_size_tokens=8, **more)
     assert (len(engine._blocks.windows) > 1) == bool(more)
     asked = [Request(str(size), [3 + place % 60 for place in range(size)], greedy(40)) for size in (3, 30, 60)]
     for turn in range(2):
@@ -227,21 +188,21 @@ def test_windows_and_groups_of_layers(
 
 
 def test_a_head_goes_on_where_the_targets_angles_change(
-    tmp_path: Path, write_head: WriteHead, headed: MakeHeaded, make_engine: MakeEngine
+    tmp_path: Path, write_head: WriteHead, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     longrope = rope("longrope", partial_rotary_factor=0.5, **LONGROPE)
     write_family(tmp_path, **dense("phi3", original_max_position_embeddings=20, rope_parameters=longrope))
-    engine, asked = headed(tmp_path, write_head(tmp_path)), [Request("0", [*range(2, 14)], greedy(16))]
+    engine, asked = eagle_headed(tmp_path, write_head(tmp_path)), [Request("0", [*range(2, 14)], greedy(16))]
     assert generate(engine, asked) == generate(make_engine(tmp_path), asked)
     assert counts(engine).num_draft_tokens > 30, "its own angles do not change"
     assert set(skipped(engine)) <= {"at_limit"}
 
 
 def test_a_short_context_stops_drafts_and_nothing_else(
-    write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded, make_engine: MakeEngine
+    write_model: WriteModel, write_head: WriteHead, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    asked = requests((30,), greedy(60))
-    engine = headed(write_model(), write_head(write_model(), max_position_embeddings=48))
+    asked = requests_of((30,), greedy(60))
+    engine = eagle_headed(write_model(), write_head(write_model(), max_position_embeddings=48))
     assert generate(engine, asked) == generate(make_engine(write_model()), asked)
     assert counts(engine).num_draft_tokens > 0
     assert skipped(engine)["draft_context"] >= 40
@@ -249,9 +210,12 @@ def test_a_short_context_stops_drafts_and_nothing_else(
 
 @pytest.mark.parametrize("stored", [KVCacheDType.AUTO, KVCacheDType.INT8])
 def test_keys_and_states_are_counted(
-    stored: KVCacheDType, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    stored: KVCacheDType, write_model: WriteModel, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    engine, alone = headed(write_model(), kv_cache_dtype=stored), make_engine(write_model(), kv_cache_dtype=stored)
+    engine, alone = (
+        eagle_headed(write_model(), kv_cache_dtype=stored),
+        make_engine(write_model(), kv_cache_dtype=stored),
+    )
     use = engine.memory_use
     assert use.draft_weights_bytes is not None
     assert use.draft_kv_cache_bytes is not None
@@ -261,16 +225,16 @@ def test_keys_and_states_are_counted(
     assert use.draft_kv_cache_bytes == slots * (key_bytes + 48 * 4)
     assert use.kv_cache_bytes + use.draft_kv_cache_bytes <= 1 << 20
     assert use.kv_cache_tokens < alone.memory_use.kv_cache_tokens
-    generate(engine, requests((21, 40), greedy(24)))
+    generate(engine, requests_of((21, 40), greedy(24)))
     assert counts(engine).num_draft_tokens > 0
 
 
 def test_nan_ends_the_drafts_of_its_request(
-    write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    write_model: WriteModel, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    asked = requests((21, 40), greedy(20))
+    asked = requests_of((21, 40), greedy(20))
     expected = generate(make_engine(write_model()), asked)
-    engine = headed(write_model())
+    engine = eagle_headed(write_model())
     drafter = eagle_drafter_of(engine)
     forward, compute = drafter._forward, drafter._forward.forward
     passes = 0
@@ -291,11 +255,15 @@ def test_nan_ends_the_drafts_of_its_request(
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError])
 def test_a_failing_head_is_no_harm(
-    error: type[Exception], write_model: WriteModel, write_head: WriteHead, headed: MakeHeaded, make_engine: MakeEngine
+    error: type[Exception],
+    write_model: WriteModel,
+    write_head: WriteHead,
+    eagle_headed: MakeDrafting,
+    make_engine: MakeEngine,
 ) -> None:
     """An error ends drafting; without memory it waits and goes on, with keys that are right."""
-    asked = requests((21, 40), greedy(90))
-    engine = headed(write_model())
+    asked = requests_of((21, 40), greedy(90))
+    engine = eagle_headed(write_model())
     drafter = eagle_drafter_of(engine)
     wrong = watch_drafts(engine, EagleReference(write_model(), write_head(write_model())))
     compute, passes = drafter._forward.head.forward, 0
@@ -318,9 +286,9 @@ def test_a_failing_head_is_no_harm(
         assert passes == 4
 
 
-def test_cancelled_requests_leave_no_progress(write_model: WriteModel, headed: MakeHeaded) -> None:
-    engine = headed(write_model())
-    for one in requests((21, 30), greedy(40)):
+def test_cancelled_requests_leave_no_progress(write_model: WriteModel, eagle_headed: MakeDrafting) -> None:
+    engine = eagle_headed(write_model())
+    for one in requests_of((21, 30), greedy(40)):
         engine.add_request(one)
     for _ in range(4):
         engine.step()
@@ -333,9 +301,11 @@ def test_cancelled_requests_leave_no_progress(write_model: WriteModel, headed: M
     assert keys._progress == {}
 
 
-def test_the_warm_up_drafts(write_model: WriteModel, headed: MakeHeaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_drafts(
+    write_model: WriteModel, eagle_headed: MakeDrafting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
-    engine = headed(write_model(), speculation_governor=GovernorMode.ENFORCE)
+    engine = eagle_headed(write_model(), speculation_governor=GovernorMode.ENFORCE)
     seen: list[int] = []
     compute = eagle_drafter_of(engine)._forward.forward
 

@@ -16,46 +16,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from millstream_runtime.config import GovernorMode, KVCacheDType, SpeculationMethod
-from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
-from millstream_runtime.engine.speculation import catching_up
+from millstream_runtime.config import KVCacheDType
+from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from tests.support.drafting_engines import MakeDrafting, counts, requests_of
 from tests.support.eagle3_heads import Eagle3Reference, to_eagle3_speculators, write_eagle3_head
 from tests.support.eagle_heads import save_head, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.small_pool import shrink_pool
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
 LAYERS = 4
-MakeHeaded = Callable[..., Engine]
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
-
-
-@pytest.fixture
-def headed(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeHeaded:
-    """`headed(target, head, **config)`: an engine that checks all that its head proposes."""
-    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
-    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # however long the passes of a busy machine take
-
-    def make(target: Path, head: Path, **config: Any) -> Engine:
-        method = {"speculation_method": SpeculationMethod.EAGLE, "draft_model": str(head)}
-        return make_engine(target, **method, speculation_governor=GovernorMode.DISABLED, **config)
-
-    return make
-
-
-def requests(lengths: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
-    return [
-        Request(f"r{index}", [(7 * place + 13 * length + place * place) % 199 for place in range(length)], sampling)
-        for index, length in enumerate(lengths)
-    ]
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -69,12 +41,12 @@ def counts(engine: Engine) -> SpeculationStats:
     ids=["published", "norm before residual", "layers", "whole vocabulary"],
 )
 def test_a_head_drafts_what_transformers_layers_do(
-    fields: dict[str, Any], tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    fields: dict[str, Any], tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     target = write_model(num_hidden_layers=LAYERS)
     head = write_eagle3_head(tmp_path, target, **fields)
-    asked = requests((21, 1, 40), greedy(16))
-    engine = headed(target, head)
+    asked = requests_of((21, 1, 40), greedy(16))
+    engine = eagle_headed(target, head)
     wrong = watch_drafts(engine, Eagle3Reference(target, head))  # type: ignore[arg-type]
     assert generate(engine, asked) == generate(make_engine(target), asked)
     assert wrong == []
@@ -82,27 +54,27 @@ def test_a_head_drafts_what_transformers_layers_do(
 
 
 def test_both_layouts_are_one_head_and_seeded_samples_stay(
-    tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     target = write_model(num_hidden_layers=LAYERS)
     published = write_eagle3_head(tmp_path / "a", target, norm_before_residual=True)
-    engine = headed(target, to_eagle3_speculators(published, tmp_path / "b"))
+    engine = eagle_headed(target, to_eagle3_speculators(published, tmp_path / "b"))
     wrong = watch_drafts(engine, Eagle3Reference(target, published))  # type: ignore[arg-type]
-    asked = requests((21, 40), SamplingParams(12, temperature=1.0, seed=7))
+    asked = requests_of((21, 40), SamplingParams(12, temperature=1.0, seed=7))
     assert generate(engine, asked) == generate(make_engine(target), asked)
     assert wrong == []
     assert counts(engine).num_draft_tokens > 0
 
 
 def test_preemptions_and_cached_prefixes_keep_all_three_states(
-    tmp_path: Path, write_model: WriteModel, headed: MakeHeaded
+    tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting
 ) -> None:
     target = write_model(num_hidden_layers=LAYERS)
     head = write_eagle3_head(tmp_path, target)
-    engine = headed(target, head)
+    engine = eagle_headed(target, head)
     shrink_pool(engine, 17, enable_prefix_caching=True)
     wrong = watch_drafts(engine, Eagle3Reference(target, head))  # type: ignore[arg-type]
-    asked = requests((30, 61, 77, 45, 30), greedy(16))
+    asked = requests_of((30, 61, 77, 45, 30), greedy(16))
     for turn in range(2):
         generate(engine, [replace(one, request_id=f"{turn}{one.request_id}") for one in asked])
     assert engine.stats().num_preemptions_total > 0
@@ -110,14 +82,14 @@ def test_preemptions_and_cached_prefixes_keep_all_three_states(
     assert wrong == []
 
 
-def test_keys_and_three_states_are_counted(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> None:
+def test_keys_and_three_states_are_counted(tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting) -> None:
     target = write_model(num_hidden_layers=LAYERS)
-    use = headed(target, write_eagle3_head(tmp_path, target), kv_cache_dtype=KVCacheDType.AUTO).memory_use
+    use = eagle_headed(target, write_eagle3_head(tmp_path, target), kv_cache_dtype=KVCacheDType.AUTO).memory_use
     assert use.draft_kv_cache_bytes == use.kv_cache_tokens * (2 * 3 * 8 + 3 * 48) * 4
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Callable[..., str]:
+def refuse(tmp_path: Path, write_model: WriteModel, eagle_headed: MakeDrafting) -> Callable[..., str]:
     """`refuse(change, reason)`: the message, of a head whose config.json and tensors are changed."""
 
     def message(change: Change, reason: FailureReason = FailureReason.CHECKPOINT_INVALID, layers: int = LAYERS) -> str:
@@ -127,7 +99,7 @@ def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Calla
         change(config, tensors)
         save_head(head, config, tensors)
         with pytest.raises(RuntimeFailure) as found:
-            headed(target, head)
+            eagle_headed(target, head)
         assert "\n" not in found.value.message
         assert found.value.reason is reason
         return found.value.message

@@ -5,7 +5,6 @@ How a step checks a tree, and what it leaves in the target's pools, is that of e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,48 +14,21 @@ import torch
 
 from millstream_runtime.config import GovernorMode, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
-from millstream_runtime.engine.speculation import catching_up
+from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from tests.support.drafting_engines import MakeDrafting, counts, requests_of
 from tests.support.eagle3_heads import DRAFT_VOCAB_SIZE, Eagle3Reference, write_eagle3_head
 from tests.support.eagle_heads import EagleReference, WriteHead, eagle_drafter_of
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.small_pool import shrink_pool
-from tests.support.tree_drafters import TREE, TREE_TEXT, OftenOnTheTree, count_moved
+from tests.support.tree_drafters import TREE, OftenOnTheTree, count_moved
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
 VOCABULARY = 199
-MakeTreed = Callable[..., Engine]
 
 
 class Reference(Protocol):
     def ranked(self, token_ids: list[int], path: list[int], count: int) -> list[int]: ...
-
-
-@pytest.fixture
-def treed(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeTreed:
-    """`treed(target, head, **config)`: an engine whose head's tree is always checked whole."""
-    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
-    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # however long the passes of a busy machine take
-
-    def make(target: Path, head: Path, **config: Any) -> Engine:
-        method = {"speculation_method": SpeculationMethod.EAGLE, "draft_model": str(head), "draft_tree": TREE_TEXT}
-        return make_engine(target, **{**method, "speculation_governor": GovernorMode.DISABLED, **config})
-
-    return make
-
-
-def requests(lengths: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
-    return [
-        Request(f"r{index}", [(7 * place + 13 * length + place * place) % 199 for place in range(length)], sampling)
-        for index, length in enumerate(lengths)
-    ]
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
 
 
 def tree_of(reference: Reference, token_ids: list[int], count: int) -> list[int]:
@@ -89,14 +61,14 @@ def watch_trees(engine: Engine, reference: Reference, checked: OftenOnTheTree | 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_head_fills_the_tree_as_defined_and_changes_no_token(
-    num_layers: int, write_model: WriteModel, write_head: WriteHead, treed: MakeTreed, make_engine: MakeEngine
+    num_layers: int, write_model: WriteModel, write_head: WriteHead, eagle_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     folder = write_model()
     head = write_head(folder, num_hidden_layers=num_layers)
-    engine = treed(folder, head)
+    engine = eagle_treed(folder, head)
     wrong = watch_trees(engine, EagleReference(folder, head))
     for sampling in (greedy(16), SamplingParams(16, temperature=1.0, seed=3, repetition_penalty=1.2)):
-        asked = requests((21, 1, 40), sampling)
+        asked = requests_of((21, 1, 40), sampling)
         assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
     assert counts(engine).num_draft_tokens > 300
@@ -104,11 +76,11 @@ def test_a_head_fills_the_tree_as_defined_and_changes_no_token(
 
 
 def test_an_eagle_3_head_ranks_the_tokens_of_its_own_vocabulary(
-    tmp_path: Path, write_model: WriteModel, treed: MakeTreed, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, eagle_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     folder = write_model(num_hidden_layers=4)
     head = write_eagle3_head(tmp_path, folder)
-    engine, asked = treed(folder, head), requests((21, 40), greedy(16))
+    engine, asked = eagle_treed(folder, head), requests_of((21, 40), greedy(16))
     wrong = watch_trees(engine, Eagle3Reference(folder, head))
     assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
@@ -116,13 +88,13 @@ def test_an_eagle_3_head_ranks_the_tokens_of_its_own_vocabulary(
 
 
 def test_behind_branches_that_stood_the_head_reads_the_states_of_their_tokens(
-    write_model: WriteModel, write_head: WriteHead, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, write_head: WriteHead, eagle_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
     """Through preemptions, and in blocks that the cache had."""
-    folder, asked = write_model(), requests((30, 61, 45, 12, 77, 30), greedy(20))
+    folder, asked = write_model(), requests_of((30, 61, 45, 12, 77, 30), greedy(20))
     answers = generate(make_engine(folder), asked)
     head = write_head(folder)
-    engine = treed(folder, head)
+    engine = eagle_treed(folder, head)
     shrink_pool(engine, 17, enable_prefix_caching=True)
     moved = count_moved(engine)
     wrong = watch_trees(engine, EagleReference(folder, head), OftenOnTheTree.about(asked, answers, VOCABULARY))
@@ -136,20 +108,20 @@ def test_behind_branches_that_stood_the_head_reads_the_states_of_their_tokens(
 
 
 def test_requests_that_share_the_drafts_of_a_step_have_a_part_of_the_tree_each(
-    write_model: WriteModel, write_head: WriteHead, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, write_head: WriteHead, eagle_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    folder, asked = write_model(), requests(tuple(range(5, 25)), greedy(6))
-    engine = treed(folder, write_head(folder), max_num_seqs=20)
+    folder, asked = write_model(), requests_of(tuple(range(5, 25)), greedy(6))
+    engine = eagle_treed(folder, write_head(folder), max_num_seqs=20)
     wrong = watch_trees(engine, EagleReference(folder, write_head(folder)))
     assert generate(engine, asked) == generate(make_engine(folder, max_num_seqs=20), asked)
     assert wrong == []
 
 
 def test_nan_ends_the_drafts_of_its_request(
-    write_model: WriteModel, write_head: WriteHead, treed: MakeTreed, make_engine: MakeEngine
+    write_model: WriteModel, write_head: WriteHead, eagle_treed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    folder, asked = write_model(), requests((21, 40), greedy(24))
-    engine = treed(folder, write_head(folder))
+    folder, asked = write_model(), requests_of((21, 40), greedy(24))
+    engine = eagle_treed(folder, write_head(folder))
     forward = eagle_drafter_of(engine)._forward
     compute, num_passes = forward.forward, 0
 
@@ -170,11 +142,11 @@ def test_nan_ends_the_drafts_of_its_request(
 
 
 def test_the_warm_up_and_the_governor_deal_in_levels(
-    write_model: WriteModel, write_head: WriteHead, treed: MakeTreed
+    write_model: WriteModel, write_head: WriteHead, eagle_treed: MakeDrafting
 ) -> None:
-    engine = treed(write_model(), write_head(write_model()), speculation_governor=GovernorMode.OBSERVE)
+    engine = eagle_treed(write_model(), write_head(write_model()), speculation_governor=GovernorMode.OBSERVE)
     engine.warm_up()
-    generate(engine, requests((21, 1, 40), greedy(20)))
+    generate(engine, requests_of((21, 1, 40), greedy(20)))
     found = counts(engine)
     assert len(found.accepted_per_position) == TREE.num_levels
     assert found.governor is not None
@@ -183,11 +155,11 @@ def test_the_warm_up_and_the_governor_deal_in_levels(
 
 
 def test_a_rank_that_the_head_does_not_propose_is_refused(
-    tmp_path: Path, write_model: WriteModel, treed: MakeTreed
+    tmp_path: Path, write_model: WriteModel, eagle_treed: MakeDrafting
 ) -> None:
     folder = write_model(num_hidden_layers=4)
     with pytest.raises(RuntimeFailure) as caught:
-        treed(folder, write_eagle3_head(tmp_path, folder), draft_tree=f"[({DRAFT_VOCAB_SIZE},)]")
+        eagle_treed(folder, write_eagle3_head(tmp_path, folder), draft_tree=f"[({DRAFT_VOCAB_SIZE},)]")
     assert caught.value.reason is FailureReason.INVALID_CONFIG
     said = f"--draft-tree names the rank {DRAFT_VOCAB_SIZE}, and {tmp_path} proposes {DRAFT_VOCAB_SIZE} tokens; "
     assert caught.value.message == f"{said}leave out the nodes with ranks above {DRAFT_VOCAB_SIZE - 1}."

@@ -23,6 +23,7 @@ from millstream_runtime.engine.request import GovernorReport, Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.draft_model import DraftModelDrafter
 from millstream_runtime.engine.speculation.governor import Governor
+from tests.support.drafting_engines import counts
 from tests.support.engines import EvenClock, MakeEngine, WriteModel, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,10 +33,9 @@ STEP_LOOKS = 2  # at the clock in a step and its drafting: milliseconds
 
 
 def report(engine: Engine) -> GovernorReport:
-    found = engine.stats().speculation
+    found = counts(engine).governor
     assert found is not None
-    assert found.governor is not None
-    return found.governor
+    return found
 
 
 def prompts(count: int) -> list[tuple[int, ...]]:

@@ -11,12 +11,13 @@ import pytest
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.engine import warm_up
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import GovernorReport, Request, SpeculationStats
+from millstream_runtime.engine.request import GovernorReport, Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.engine.speculation.length_choice import crowd_of
 from tests.support.drafters import EachAlone, always, always_right
+from tests.support.drafting_engines import counts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,12 +51,6 @@ def free(drafter: EachAlone) -> EachAlone:
     """The same, whose proposals cost nothing."""
     drafter.is_free = True  # type: ignore[attr-defined]
     return drafter
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
 
 
 def report(engine: Engine) -> GovernorReport:

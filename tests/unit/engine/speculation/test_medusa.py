@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from millstream_runtime.config import CAPABILITIES, GovernorMode, SpeculationMethod
+from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
+from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.speculation.medusa import MedusaDrafter
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from tests.support.drafting_engines import MakeDrafting, counts, medusa_heads_of, requests_of
 from tests.support.eagle_heads import save_head
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, dense
@@ -28,7 +29,6 @@ from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MakeHeaded = Callable[..., Engine]
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 
 
@@ -52,17 +52,6 @@ class Reference:
             name = f"{head}.{block}.linear"
             x = x + F.silu(F.linear(x, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]))
         return int((self._tensors[f"{head}.{self._layers}.weight"] @ x).argmax())
-
-
-@pytest.fixture
-def headed(make_engine: MakeEngine) -> MakeHeaded:
-    """`headed(target, heads, **config)`: an engine that checks all that its heads propose."""
-
-    def make(target: Path, heads: Path, **config: Any) -> Engine:
-        method = {"speculation_method": SpeculationMethod.MEDUSA, "draft_model": str(heads)}
-        return make_engine(target, **method, speculation_governor=GovernorMode.DISABLED, **config)
-
-    return make
 
 
 def drafter_of(engine: Engine) -> MedusaDrafter:
@@ -90,29 +79,21 @@ def watch(engine: Engine, reference: Reference) -> list[str]:
     return wrong
 
 
-def requests(lengths: tuple[int, ...], sampling: SamplingParams) -> list[Request]:
-    return [
-        Request(f"r{index}", [(7 * place + 13 * length + place * place) % 199 for place in range(length)], sampling)
-        for index, length in enumerate(lengths)
-    ]
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize(("layers", "prefix"), [(1, ""), (2, "medusa_head.")])
 def test_heads_draft_what_they_are_defined_to(
-    layers: int, prefix: str, tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    layers: int,
+    prefix: str,
+    tmp_path: Path,
+    write_model: WriteModel,
+    medusa_headed: MakeDrafting,
+    make_engine: MakeEngine,
 ) -> None:
     folder = write_model()
     heads = write_medusa_heads(tmp_path, layers=layers, prefix=prefix)
-    engine = headed(folder, heads)
+    engine = medusa_headed(folder, heads)
     wrong = watch(engine, Reference(folder, heads, prefix))
     for sampling in (greedy(20), SamplingParams(20, temperature=1.0, seed=3)):
-        asked = requests((21, 1, 40), sampling)
+        asked = requests_of((21, 1, 40), sampling)
         assert generate(engine, asked) == generate(make_engine(folder), asked)
     assert wrong == []
     found = counts(engine)
@@ -121,13 +102,13 @@ def test_heads_draft_what_they_are_defined_to(
 
 
 def test_preemptions_and_cached_prefixes_keep_the_states(
-    tmp_path: Path, write_model: WriteModel, headed: MakeHeaded
+    tmp_path: Path, write_model: WriteModel, medusa_headed: MakeDrafting
 ) -> None:
     heads = write_medusa_heads(tmp_path)
-    engine = headed(write_model(), heads)
+    engine = medusa_headed(write_model(), heads)
     shrink_pool(engine, 17, enable_prefix_caching=True)
     wrong = watch(engine, Reference(write_model(), heads))
-    asked = requests((30, 61, 45, 12, 77, 30), greedy(20))
+    asked = requests_of((30, 61, 45, 12, 77, 30), greedy(20))
     for turn in range(2):
         generate(engine, [replace(one, request_id=f"{turn}{one.request_id}") for one in asked])
     assert engine.stats().num_preemptions_total > 0
@@ -136,23 +117,24 @@ def test_preemptions_and_cached_prefixes_keep_the_states(
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
-def test_windows_and_groups_of_layers(family: str, tmp_path: Path, headed: MakeHeaded, make_engine: MakeEngine) -> None:
+def test_windows_and_groups_of_layers(
+    family: str, tmp_path: Path, medusa_headed: MakeDrafting, make_engine: MakeEngine
+) -> None:
     config = dense("mistral", sliding_window=24, vocab_size=199) if family == "mistral" else CASES["gemma3"].config
     write_family(tmp_path, **config)
-    shape = json.loads((tmp_path / "config.json").read_text())
-    heads = write_medusa_heads(tmp_path / "heads", shape["hidden_size"], shape["vocab_size"])
+    heads = medusa_heads_of(tmp_path, tmp_path / "heads")
     more = {"enable_hybrid_kv_cache_manager": True} if family == "gemma3" else {}
-    engine = headed(tmp_path, heads, block_size_tokens=8, **more)
+    engine = medusa_headed(tmp_path, heads, block_size_tokens=8, **more)
     asked = [Request(str(size), [3 + place % 60 for place in range(size)], greedy(30)) for size in (3, 30, 60)]
     assert generate(engine, asked) == generate(make_engine(tmp_path, block_size_tokens=8), asked)
     assert counts(engine).num_draft_tokens > 100
 
 
 def test_the_states_are_counted_and_nan_ends_the_drafts_of_its_request(
-    tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
+    tmp_path: Path, write_model: WriteModel, medusa_headed: MakeDrafting, make_engine: MakeEngine
 ) -> None:
-    asked = requests((21, 40), greedy(20))
-    engine = headed(write_model(), write_medusa_heads(tmp_path))
+    asked = requests_of((21, 40), greedy(20))
+    engine = medusa_headed(write_model(), write_medusa_heads(tmp_path))
     use, forward = engine.memory_use, drafter_of(engine)._forward
     assert use.draft_kv_cache_bytes == use.kv_cache_tokens * 48 * 4
     assert use.draft_weights_bytes is not None
@@ -174,7 +156,7 @@ def test_the_states_are_counted_and_nan_ends_the_drafts_of_its_request(
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Callable[..., str]:
+def refuse(tmp_path: Path, write_model: WriteModel, medusa_headed: MakeDrafting) -> Callable[..., str]:
     """`refuse(change, reason)`: the message, of a folder whose config.json and tensors are changed."""
 
     def message(change: Change, reason: FailureReason = FailureReason.CHECKPOINT_INVALID, **more: Any) -> str:
@@ -183,7 +165,7 @@ def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Calla
         change(config, tensors)
         save_head(heads, config, tensors)
         with pytest.raises(RuntimeFailure) as found:
-            headed(write_model(), heads, **more)
+            medusa_headed(write_model(), heads, **more)
         assert "\n" not in found.value.message
         assert found.value.reason is reason
         return found.value.message

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import ngram
 from millstream_runtime.engine.speculation.ngram import MATCH_TOKENS, NGramDrafter, NGramIndex
 from millstream_runtime.engine.speculation.skip import Skip
+from tests.support.drafting_engines import N_GRAMS, counts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 
@@ -121,15 +121,9 @@ def test_beyond_its_memory_a_request_has_n_grams() -> None:
 def test_a_request_that_repeats_takes_fewer_steps(write_model: WriteModel, make_engine: MakeEngine) -> None:
     request = Request("0", [9, 6, 7], greedy(120, logit_bias=((5, 1000.0),)))
     expected = generate(make_engine(write_model()), [request])["0"]
-    engine = make_engine(
-        write_model(),
-        speculation_method=SpeculationMethod.N_GRAM,
-        max_draft_tokens=6,
-        speculation_governor=GovernorMode.DISABLED,
-    )
+    engine = make_engine(write_model(), **N_GRAMS, max_draft_tokens=6)
     assert generate(engine, [request])["0"] == expected
-    counts = engine.stats().speculation
-    assert counts is not None
-    assert len(counts.accepted_per_position) == 6
-    assert counts.num_accepted_tokens > 90
-    assert engine.stats().steps_total == 120 - counts.num_accepted_tokens
+    found = counts(engine)
+    assert len(found.accepted_per_position) == 6
+    assert found.num_accepted_tokens > 90
+    assert engine.stats().steps_total == 120 - found.num_accepted_tokens

@@ -14,14 +14,12 @@ import pytest
 
 from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.drafters import OftenRight
+from tests.support.drafting_engines import DRAFT_MODEL, EAGLE, MEDUSA_TREE, counts
 from tests.support.eagle_heads import EagleReference, WriteHead, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel
 from tests.support.medusa_heads import write_medusa_heads
 from tests.support.tree_drafters import OftenOnTheTree, count_moved
 from tests.support.ways import (
-    DRAFT_MODEL,
-    EAGLE,
-    MEDUSA_TREE,
     SAMPLINGS,
     SPECULATING,
     VOCABULARY,
@@ -80,8 +78,7 @@ def test_a_draft_model_changes_no_token(
         assert flips(engine) or execution != "speculating, the governor flips"
         assert wrong_draft_blocks(engine)[0] == []
     else:
-        found = engine.stats().speculation
-        assert found is not None
+        found = counts(engine)
         assert found.num_accepted_tokens < 0.3 * found.num_draft_tokens, "random weights know nothing"
 
 
@@ -109,8 +106,7 @@ def test_an_eagle_head_changes_no_token(
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
     assert circumstance.happened(engine)
     assert wrong == []
-    found = engine.stats().speculation
-    assert found is not None
+    found = counts(engine)
     assert found.num_draft_tokens > 100
 
 

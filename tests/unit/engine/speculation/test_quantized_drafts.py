@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from millstream.cli import main
-from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from tests.support.drafting_engines import DRAFT_MODEL, counts
 from tests.support.engines import MakeEngine, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,17 +46,15 @@ def requests() -> list[Request]:
 def drafted(make_engine: MakeEngine, target: Path, draft: Path) -> Engine:
     return make_engine(
         target,
-        speculation_method=SpeculationMethod.DRAFT_MODEL,
+        **DRAFT_MODEL,
         draft_model=str(draft),
         max_draft_tokens=4,
-        speculation_governor=GovernorMode.DISABLED,
         kv_cache_memory_bytes=8 << 20,
     )
 
 
 def acceptance(engine: Engine) -> float:
-    found = engine.stats().speculation
-    assert found is not None
+    found = counts(engine)
     assert found.num_draft_tokens > 0
     return found.num_accepted_tokens / found.num_draft_tokens
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, SpeculationStats, TokenOutput
+from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduling import step_plan
 from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.drafters import EachAlone, OftenRight, always, always_right, always_wrong, failing
+from tests.support.drafting_engines import counts, skipped
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import LONGROPE, dense, rope
@@ -49,16 +50,6 @@ def run(engine: Engine, *requests: Request) -> list[list[TokenOutput]]:
         engine.check_integrity()
     assert engine.stats().kv_blocks_used == 0
     return steps
-
-
-def counts(engine: Engine) -> SpeculationStats:
-    found = engine.stats().speculation
-    assert found is not None
-    return found
-
-
-def skipped(engine: Engine) -> dict[str, int]:
-    return {reason: count for reason, count in counts(engine).skipped.items() if count}
 
 
 def test_right_drafts_give_five_tokens_a_step(
