@@ -81,7 +81,7 @@ class Service:
         self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
-        self._short_chat_threads = ThreadPoolExecutor(1, thread_name_prefix="short-chats")
+        self._short_chat_threads = ThreadPoolExecutor(limits.SHORT_CHAT_THREADS, thread_name_prefix="short-chats")
         self.body_threads = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._prompts: PromptTokenizer | None = None
         self._defaults = SamplingDefaults()

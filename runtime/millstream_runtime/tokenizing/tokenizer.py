@@ -122,19 +122,24 @@ class Tokenizer:
         return bytes([int(byte[1], 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] = MappingProxyType({})
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        seconds: float | None = None,
     ) -> list[int]:
         """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.
 
-        `template_kwargs`: further variables of the template, as plain JSON.
+        `template_kwargs`: further variables of the template, as plain JSON. `seconds`: for the template, if less than
+        it has.
 
         Raises:
+            ChatTemplateTooSlow: the template has not ended in its time.
             ChatTemplateError: the template refused the messages, or makes no text of them.
             ValueError: the model has no chat template.
         """
         if self._chat_template is None:
             raise ValueError("The model has no chat template.")
-        prompt = self._chat_template.render(messages, template_kwargs)
+        prompt = self._chat_template.render(messages, template_kwargs, seconds)
         try:
             return self._ids(prompt, add_special_tokens=False)
         except TypeError as error:  # the library's for half of a surrogate pair, which a template can make

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.tokenizing import chat_template
+from millstream_runtime.tokenizing import template_limits
 from millstream_runtime.tokenizing.chat_template import ChatTemplate, ChatTemplateError
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.tiny_model import write_tiny_model
@@ -143,7 +143,7 @@ def test_whatever_a_template_raises_is_an_error_of_the_template(source: str) -> 
 
 
 def test_a_template_that_does_not_end_gives_its_thread_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.0)
+    monkeypatch.setattr(template_limits, "MAX_RENDER_SECONDS", 0.0)
     hours = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="takes too long to render the messages"):
         ChatTemplate(hours, {}).render(CHATS[0])

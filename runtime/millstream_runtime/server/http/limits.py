@@ -36,6 +36,8 @@ MAX_PROBE_BODY_BYTES = 8192  # such a prompt and the longest model name, escaped
 TOKENIZE_TIMEOUT_SECONDS = 30.0
 SHORT_PROMPT_CHARACTERS = 2048  # tokenised in a fraction of a millisecond
 SHORT_CHAT_MESSAGES = 64  # however short: a template writes something around each
+SHORT_CHAT_THREADS = 4
+SHORT_CHAT_SECONDS = 1.0  # one that takes longer starts again where long prompts are rendered
 RETRY_AFTER_SECONDS = 1
 SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies close an idle stream after a minute, some after thirty seconds
 

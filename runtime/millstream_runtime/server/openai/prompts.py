@@ -14,7 +14,7 @@ from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, tokenizer_busy
 from millstream_runtime.server.openai.requests import DetokenizeRequest, Message, TokenizeRequest
 from millstream_runtime.server.openai.sampling import context_length_exceeded, outside_vocabulary
-from millstream_runtime.tokenizing.chat_template import ChatTemplateError
+from millstream_runtime.tokenizing.chat_template import ChatTemplateError, ChatTemplateTooSlow
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -23,8 +23,9 @@ Result = TypeVar("Result")
 class PromptTokenizer:
     """Used on the event loop, which tokenises short prompts itself. Threads do the rest, with a time limit.
 
-    A chat template is a program: however short the chat, it is rendered in a thread. Short chats have their own, so
-    that none waits behind long prompts.
+    A chat template is a program: however short the chat, it is rendered in a thread. Short chats have threads of their
+    own, so that none waits for long prompts. One that takes long all the same starts again in the threads of long
+    prompts, so that it keeps no other short chat waiting.
     """
 
     def __init__(
@@ -50,13 +51,32 @@ class PromptTokenizer:
         # Four thousand empty messages have no characters, and take the template and the tokenizer 80 ms.
         characters += len(msgspec.json.encode(template_kwargs)) if template_kwargs else 0
         is_short = characters <= limits.SHORT_PROMPT_CHARACTERS and len(messages) <= limits.SHORT_CHAT_MESSAGES
-        threads = self._short_threads if is_short else self._threads
-        return await _within_time(threads, lambda: self._encode_chat(messages, template_kwargs))
-
-    def _encode_chat(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Runs in a thread. Raises ApiError: the template refuses the messages, or makes no usable prompt of them."""
+        if is_short:
+            short_seconds = limits.SHORT_CHAT_SECONDS
+            try:
+                return await _within_time(
+                    self._short_threads, lambda: self._encode_chat(messages, template_kwargs, short_seconds)
+                )
+            except ChatTemplateTooSlow:
+                pass
         try:
-            token_ids = self.tokenizer.encode_chat(messages, template_kwargs)
+            return await _within_time(self._threads, lambda: self._encode_chat(messages, template_kwargs, None))
+        except ChatTemplateTooSlow as error:
+            raise ApiError(400, str(error), param="messages", code="prompt_too_complex") from error
+
+    def _encode_chat(
+        self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any], seconds: float | None
+    ) -> list[int]:
+        """Runs in a thread.
+
+        Raises:
+            ChatTemplateTooSlow: the template did not end in this time.
+            ApiError: the template refuses the messages, or makes no usable prompt of them.
+        """
+        try:
+            token_ids = self.tokenizer.encode_chat(messages, template_kwargs, seconds)
+        except ChatTemplateTooSlow:
+            raise
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
         if not token_ids:

@@ -16,7 +16,9 @@ from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_keys import OPEN_PATHS
+from millstream_runtime.tokenizing import template_limits
 from tests.support.server_thread import ServerThread, serving, wait_for
+from tests.support.tiny_model import write_tiny_model
 
 TEXT = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -59,27 +61,56 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends(
 def test_a_chat_that_waits_too_long_for_another_is_not_blamed_for_it(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(tiny_model) as server, ThreadPoolExecutor(1) as pool:
+    with serving(tiny_model) as server, ThreadPoolExecutor(limits.SHORT_CHAT_THREADS) as pool:
         server.wait_ready()
-        tokenizer, release, begun = server.server.service.prompts.tokenizer, threading.Event(), threading.Event()
+        tokenizer, release, begun = server.server.service.prompts.tokenizer, threading.Event(), threading.Semaphore(0)
         encode_chat = tokenizer.encode_chat
 
-        def stuck(messages: Any, template_kwargs: Any) -> list[int]:
+        def stuck(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
             if messages[0]["content"] == "hostile":
-                begun.set()
+                begun.release()
                 release.wait(60)
-            return encode_chat(messages, template_kwargs)
+            return encode_chat(messages, template_kwargs, seconds)
 
         monkeypatch.setattr(tokenizer, "encode_chat", stuck)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "hostile"}], "max_tokens": 1}
-        hostile = pool.submit(server.post, "/v1/chat/completions", chat)
-        assert begun.wait(60)
+        hostile = [pool.submit(server.post, "/v1/chat/completions", chat) for _ in range(limits.SHORT_CHAT_THREADS)]
+        for _ in hostile:
+            assert begun.acquire(timeout=60)
         monkeypatch.setattr(limits, "TOKENIZE_TIMEOUT_SECONDS", 0.05)
         waiting = server.post("/v1/chat/completions", chat | {"messages": [{"role": "user", "content": "hi"}]})
         assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "tokenizer_busy")
         assert "retry-after" in waiting.headers
         release.set()
-        assert hostile.result().status_code == 200
+        assert {one.result().status_code for one in hostile} == {200}
+
+
+def test_a_template_that_computes_without_end_is_a_400_and_others_are_served_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_model(tmp_path / "m")
+    hours = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'slow' %}}{hours}{{% endif %}}hi")
+    monkeypatch.setattr(limits, "SHORT_CHAT_SECONDS", 0.05)
+    slow = {"model": "tiny", "messages": [{"role": "user", "content": "slow"}]}
+    with serving(folder) as server, ThreadPoolExecutor(8) as pool:
+        server.wait_ready()
+        tokenizer, long_renders = server.server.service.prompts.tokenizer, threading.Semaphore(0)
+        encode_chat = tokenizer.encode_chat
+
+        def watched(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+            if seconds is None:
+                long_renders.release()
+            return encode_chat(messages, template_kwargs, seconds)
+
+        monkeypatch.setattr(tokenizer, "encode_chat", watched)
+        monkeypatch.setattr(template_limits, "MAX_RENDER_SECONDS", 2.0)
+        answers = [pool.submit(server.post, "/tokenize", slow) for _ in range(8)]
+        assert long_renders.acquire(timeout=60)
+        quick = slow | {"messages": [{"role": "user", "content": "quick"}]}
+        assert server.post("/tokenize", quick).status_code == 200
+        errors = [(one.result().status_code, one.result().json()["error"]["code"]) for one in answers]
+        assert errors == [(400, "prompt_too_complex")] * 8
 
 
 def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
@@ -95,9 +126,9 @@ def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
             threads.append(threading.current_thread().name)
             return encode(text, **settings)
 
-        def watched_chat(messages: Any, template_kwargs: Any) -> list[int]:
+        def watched_chat(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
             threads.append(threading.current_thread().name)
-            return encode_chat(messages, template_kwargs)
+            return encode_chat(messages, template_kwargs, seconds)
 
         monkeypatch.setattr(tokenizer, "encode", watched)
         monkeypatch.setattr(tokenizer, "encode_chat", watched_chat)
@@ -141,9 +172,9 @@ def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: py
         tokenizer, threads = server.server.service.prompts.tokenizer, []
         encode_chat = tokenizer.encode_chat
 
-        def watched(messages: Any, template_kwargs: Any) -> list[int]:
+        def watched(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
             threads.append(threading.current_thread().name.rpartition("_")[0])
-            return encode_chat(messages, template_kwargs)
+            return encode_chat(messages, template_kwargs, seconds)
 
         monkeypatch.setattr(tokenizer, "encode_chat", watched)
         for count in (1, limits.MAX_MESSAGES):
