@@ -193,7 +193,3 @@ def require_format_spec(spec: str) -> None:
     """Raise TemplateLimitExceeded: a width or a precision of `str.format` is larger than a text may be."""
     for number in _NUMBER.findall(spec):
         require_text(int(number[:20]))
-
-
-def require_slow_text(text: str) -> None:
-    require("characters in a text for this filter", len(text), MAX_SLOW_CHARACTERS)

@@ -66,6 +66,9 @@ USED_FROM_OUTSIDE = {
     r".*::FencedBody\.write_with_length": "aiohttp calls it",
     r".*::CappedHttpProtocol\.\w+": "uvicorn and httptools call them",
     r".*::CoalescingTransport\.\w+": "a transport of asyncio",
+    r".*::TemplateCompiler\.visit_[A-Z]\w+": "Jinja's compiler calls it for a node",
+    r".*::TemplateEnvironment\.(call_binop|getitem|wrap_str_format|concat)": "compiled templates call it, and Jinja",
+    r".*::TemplateEnvironment\.(concatenated|made|as_key)": "compiled templates call it, by TemplateCompiler",
     r".*::UnblockedFile\.writable": "a text stream calls it",
     r".*::BARE_CONTROL_PLANE": "tests/soak runs it",
 }
