@@ -12,6 +12,7 @@ import ctypes
 import llvmlite.binding as llvm
 import torch  # noqa: F401  # brings libgomp into the process, with names that are visible to all
 
+from millstream_kernels.cpu import executable_memory
 from millstream_kernels.cpu.code_folder import CodeError
 from millstream_kernels.cpu.task import KERNELS, alone, in_team
 
@@ -22,7 +23,9 @@ class LoadedCode:
     """The functions of an object file. May be called by several threads; the GIL is free meanwhile."""
 
     def __init__(self, code: bytes) -> None:
-        """Raises CodeError: torch has no OpenMP of GNU's here, or the code lacks a function."""
+        """Raises CodeError: code may not be placed, torch has no OpenMP of GNU's here, or the code lacks a function."""
+        if (problem := executable_memory.refusal()) is not None:
+            raise CodeError(problem)
         process = ctypes.CDLL(None)
         try:
             self._parallel = process.GOMP_parallel

@@ -25,6 +25,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from millstream_kernels.cpu import executable_memory
+
 # For how many rows oneDNN should choose its blocks. Those for a prompt's chunk are the best for a few rows, too.
 PACKED_FOR_ROWS = 512
 MOST_EXACT_ROWS = 16  # as many decodes or fewer are never padded
@@ -39,6 +41,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
         and device.type == "cpu"
         and torch._C._has_mkldnn
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and executable_memory.refusal() is None  # oneDNN writes machine code
     )
 
 
