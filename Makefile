@@ -7,7 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
-CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py paged_decode.py task.py)
+CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py paged_decode.py \
+	paged_prefill.py stored_numbers.py task.py vectors.py)
 
 .PHONY: help
 help: ## list the targets

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.attention import compiled_decodes
+from millstream_runtime.engine.attention import compiled_decodes, compiled_prompts
 from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import rank_kernels
@@ -130,6 +130,11 @@ def no_compiled_decodes() -> AbstractContextManager[Any]:
     return patch.object(compiled_decodes, "unsupported", lambda dtype: "it is off")
 
 
+def no_compiled_prompts() -> AbstractContextManager[Any]:
+    """Attention of prompts by torch, as on a CPU without AVX2."""
+    return patch.object(compiled_prompts, "unsupported", lambda dtype: "it is off")
+
+
 def torch_layers() -> AbstractContextManager[Any]:
     """Norms, gates and rotations by torch, as on a CPU without AVX2."""
     return patch.object(rank_kernels, "compiled_layers", lambda choices, code: None)
@@ -138,6 +143,7 @@ def torch_layers() -> AbstractContextManager[Any]:
 MECHANISMS = (
     Mechanism("compiled decodes", ("decode-1", "decode-1-long", "decode-16"), no_compiled_decodes),
     Mechanism("compiled decodes, 64 at once", ("decode-64-mixed",), no_compiled_decodes, config={"max_num_seqs": 64}),
+    Mechanism("compiled prompts", ("prefill-512", "prefill-any", "mixed"), no_compiled_prompts),
     Mechanism("compiled layers", ("decode-1", "decode-16", "prefill-512", "mixed"), torch_layers),
     Mechanism("compiled layers, 64 at once", ("decode-64-mixed",), torch_layers, config={"max_num_seqs": 64}),
     Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),

@@ -1,11 +1,16 @@
 """Kernels for a CPU: Python that numba compiles when the project is built (`hack.kernels.prebuild_cpu`), never later.
 
 task.py             what each kernel is given
-paged_decode.py     attention of decodes \
-elementwise.py      norm, gate, rotation  > the kernels, which only the compiler imports
-intrinsics.py       what they share      /
+paged_decode.py     attention of decodes    \
+paged_prefill.py    attention of prompts     |
+elementwise.py      norm, gate, rotation     |  the kernels, which only the compiler imports
+stored_numbers.py   keys, values to float32  |
+vectors.py          loops over vectors       |
+intrinsics.py       what all of them share  /
 code_folder.py      the folder of machine code: what it is, for which CPUs
 loaded_code.py      that code in this process, and its functions in torch's threads
-decode.py           the typed function of attention
+pools.py            what both functions of attention are given
+decode.py           the typed function of attention of decodes
+prefill.py          that of prompts
 layers.py           the typed functions of norm, gate and rotation
 """

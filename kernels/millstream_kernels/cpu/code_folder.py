@@ -19,7 +19,15 @@ FORMAT = 1
 CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it
 INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
-SOURCES = ("elementwise.py", "intrinsics.py", "paged_decode.py", "task.py")
+SOURCES = (
+    "elementwise.py",
+    "intrinsics.py",
+    "paged_decode.py",
+    "paged_prefill.py",
+    "stored_numbers.py",
+    "task.py",
+    "vectors.py",
+)
 MAX_BYTES = 4 << 20
 # What every x86-64-v3 has and the code may use: most CPUs since 2013 to 2015 (x86-64 psABI, microarchitecture levels).
 X86_64_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})

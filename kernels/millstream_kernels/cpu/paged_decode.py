@@ -28,58 +28,19 @@ from millstream_kernels.cpu.intrinsics import (
     bytes_at,
     exp,
     float32s,
-    half,
     int32s,
     int64s,
-    single,
     uint16s,
 )
+from millstream_kernels.cpu.stored_numbers import to_float32
 from millstream_kernels.cpu.task import NUM_FIELDS, Field, Format
 
-FP8_SHIFT, FLOAT16_SHIFT = np.float32(2.0**120), np.float32(2.0**112)
 # Plain integers: numba takes globals for constants, but no members of an enumeration.
 _QUERY, _POOL, _OUTPUT, _BLOCKS, _STARTS, _LENGTHS, _CUTS, _SCRATCH = (field.value for field in list(Field)[:8])
 _SCALES, _FORMAT, _ROWS, _GROUPS, _GROUP, _HEAD_SIZE = (field.value for field in list(Field)[8:14])
 _SLOTS, _BLOCK_SIZE, _WINDOW, _SCORES, _PARTS, _SCALE, _SOFTCAP = (field.value for field in list(Field)[14:21])
 _KEY_HEADS, _VALUE_HEADS, _VALUE_SIZE = (field.value for field in list(Field)[21:])
-_FLOAT32, _INT8, _FP8, _BFLOAT16 = (form.value for form in list(Format)[:4])
-
-
-@njit(**OPTIONS)
-def _to_float32(codes, halves, scales, head_scales, form, head, start, dim, block, count):
-    """Make `count` neighbouring slots of a head float32 in `block` `[count * dim]`. `start`: the first slot, of all.
-
-    A bfloat16 is the upper half of a float32. An e4m3 code shifted to the places of a float32's fields is its number /
-    2 ** 120, a float16 its number / 2 ** 112, also where they are subnormal. Each form is a loop of vectors.
-    """
-    numbers = halves[start * dim : (start + count) * dim]
-    if form == _BFLOAT16:
-        for i in range(count * dim):
-            block[i] = single(np.uint32(numbers[i]) << np.uint32(16))
-    elif form == _INT8:
-        for token in range(count):
-            scale = half(scales[start + token])
-            own = codes[(start + token) * dim : (start + token + 1) * dim]
-            into = block[token * dim : (token + 1) * dim]
-            for i in range(dim):
-                into[i] = np.float32(np.int8(own[i])) * scale
-    elif form == _FP8:
-        scale = head_scales[head]
-        own = codes[start * dim : (start + count) * dim]
-        for i in range(count * dim):
-            size = np.uint32(own[i] & np.uint8(0x7F))
-            sign = np.uint32(own[i] & np.uint8(0x80)) << np.uint32(24)
-            number = single((size << np.uint32(20)) | sign) * FP8_SHIFT
-            block[i] = (np.float32(np.nan) if size == np.uint32(0x7F) else number) * scale
-    else:
-        for i in range(count * dim):
-            size = np.uint32(numbers[i] & np.uint16(0x7FFF))
-            sign = np.uint32(numbers[i] & np.uint16(0x8000)) << np.uint32(16)
-            bits = (size << np.uint32(13)) | sign
-            if size >= np.uint32(0x7C00):  # infinity or NaN
-                block[i] = single(bits | np.uint32(0x7F800000))
-            else:
-                block[i] = single(bits) * FLOAT16_SHIFT
+_FLOAT32 = Format.FLOAT32.value
 
 
 @njit(**OPTIONS)
@@ -220,7 +181,7 @@ def paged_decode(task, part, step):
                     count = min(block_size - inside, length - token)
                     start = of_head * slots + np.int64(table[token // block_size]) * block_size + inside
                     if form != _FLOAT32:
-                        _to_float32(codes, halves, slot_scales, head_scales, form, of_head, start, dim, block, count)
+                        to_float32(codes, halves, slot_scales, head_scales, form, of_head, start, dim, block, count)
                         run = block
                     else:
                         run = pool[start * dim : (start + count) * dim]

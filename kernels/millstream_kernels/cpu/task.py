@@ -54,6 +54,56 @@ class Field(IntEnum):
 NUM_FIELDS = len(Field)
 
 
+class PromptField(IntEnum):
+    """Of `paged_prefill`. A unit is up to UNIT_ROWS rows of one chunk and one head of keys: a row is a token of the
+    chunk and one of the GROUP query heads that share the head, row `token * GROUP + member`."""
+
+    QUERY = 0  # float32 [tokens of all chunks, HEADS, GROUP, HEAD_SIZE]
+    POOL = 1  # as `Field.POOL`
+    OUTPUT = 2  # float32 [tokens of all chunks, HEADS, GROUP, VALUE_SIZE]
+    BLOCKS = 3  # int32: the block tables of all chunks, one after another
+    STARTS = 4  # int64 [CHUNKS]: where a chunk's table begins
+    LENGTHS = 5  # int64 [CHUNKS]: tokens in the cache, the chunk's own included
+    FIRSTS = 6  # int64 [CHUNKS + 1]: a chunk's first token among those of all chunks, and the end
+    UNITS = 7  # int64 [NUM_UNITS, 4]: chunk, head, first row, rows
+    NEXT = 8  # int64 [1]: the next unit that no thread has taken
+    SCRATCH = 9  # SCRATCH_BYTES for each thread
+    SCALES = 10  # as `Field.SCALES`
+    FORMAT = 11
+    CHUNKS = 12
+    NUM_UNITS = 13
+    SCRATCH_BYTES = 14
+    HEADS = 15  # of keys
+    GROUP = 16
+    HEAD_SIZE = 17
+    SLOTS = 18
+    BLOCK_SIZE = 19
+    WINDOW = 20
+    SCALE = 21  # a float64
+    SOFTCAP = 22  # a float64
+    VALUE_HEADS = 23  # of the pool, behind the keys; 0: a key is the value too (MLA)
+    VALUE_SIZE = 24
+
+
+PANEL_ROWS = 16  # queries that lie next to one another in vectors
+UNIT_ROWS = 64
+KEY_TILE_TOKENS = 96  # from a multiple of it on: whatever the chunk, a query's sums are of the same tiles
+OVERHANG_TOKENS = 3  # behind the last, whose scores are computed too: of 6 or 4 tokens at a time
+
+
+def prompt_scratch_bytes(head_size: int, value_size: int, *, is_copied: bool) -> int:
+    """What a thread of `paged_prefill` needs. `is_copied`: keys and values are not float32 in the pool.
+
+    In this order: addresses of keys and values of a tile and of a panel's rows; panels of queries and of outputs; of
+    each panel three numbers of state; first and last tokens; scores; a number; a tile of keys and one of values.
+    """
+    addresses = 2 * (KEY_TILE_TOKENS + OVERHANG_TOKENS) + PANEL_ROWS
+    panels = UNIT_ROWS // PANEL_ROWS
+    numbers = panels * (head_size + value_size + 3) + 2 + KEY_TILE_TOKENS + OVERHANG_TOKENS + 1
+    copied = 2 * KEY_TILE_TOKENS * head_size if is_copied else 0
+    return -(-(8 * addresses + 4 * (PANEL_ROWS * numbers + copied)) // 64) * 64
+
+
 class NormField(IntEnum):
     """Of `rms_norm`. Here and below the first are addresses of contiguous memory."""
 
@@ -104,6 +154,7 @@ class RopeField(IntEnum):
 # By the name of each kernel, where it is: a module of this package. The function has the same name.
 KERNELS = {
     "paged_decode": "paged_decode",
+    "paged_prefill": "paged_prefill",
     "rms_norm": "elementwise",
     "gated_activation": "elementwise",
     "rope_kv_write": "elementwise",

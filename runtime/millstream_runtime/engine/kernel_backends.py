@@ -18,9 +18,9 @@ class Backend(StrEnum):
 class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a part when the engine started, and why; `/ready` shows it."""
 
-    # "decode_attention" on a CPU; "attention" of an eager step, "static_decode" of steps that a CUDA graph replays,
-    # "rope_kv_write", "norm", "activation", "linear", of quantized weights, "dense_linear", of weights of 16 bits,
-    # "experts", "sampler"
+    # "decode_attention", "prompt_attention" on a CPU; "attention" of an eager step, "static_decode" of steps that a
+    # CUDA graph replays, "rope_kv_write", "norm", "activation", "linear", of quantized weights, "dense_linear", of
+    # weights of 16 bits, "experts", "sampler"
     part: str
     backend: Backend
     reason: str

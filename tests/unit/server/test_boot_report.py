@@ -108,7 +108,7 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
     # Its model has no experts, so nothing was chosen for them.
     reason = "kernels run on GPUs, and this engine computes on a CPU"
     by_numba = {"backend": "numba", "reason": "the kernel takes this model"}
-    compiled = dict.fromkeys(("decode_attention", "rope_kv_write", "norm", "activation"), by_numba)
+    compiled = dict.fromkeys(("decode_attention", "prompt_attention", "rope_kv_write", "norm", "activation"), by_numba)
     others = {part: {"backend": "torch", "reason": reason} for part in PARTS if part != "experts"}  # it has none
     assert body["kernels"] == others | compiled
     assert server.metric("millstream_kernel_backend", part="attention", backend="torch", reason=reason) == 1

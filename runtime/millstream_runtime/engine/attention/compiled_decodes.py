@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.decode import DTYPES, PagedDecodes
+from millstream_kernels.cpu.decode import PagedDecodes
+from millstream_kernels.cpu.pools import DTYPES
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool

@@ -2,7 +2,8 @@
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    on a CPU        one call of a compiled kernel for decodes and checks, wherever blocks lie (`compiled_decodes`); else
+    on a CPU        one call of a compiled kernel for decodes and checks (`compiled_decodes`), one for prompt chunks
+                    (`compiled_prompts`), wherever blocks lie; else
     decodes         blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES; quantized keys and
                     values are dequantized in the copy. A view where that has no padding (`side_by_side`)
     checks          like decodes, in calls of their own
@@ -26,10 +27,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.attention import compiled_decodes, varlen_attention
+from millstream_runtime.engine.attention import compiled_decodes, compiled_prompts, varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.checks import CheckCall
 from millstream_runtime.engine.attention.compiled_decodes import CompiledDecodes
+from millstream_runtime.engine.attention.compiled_prompts import CompiledPrompts
 from millstream_runtime.engine.attention.decodes import DecodeCall
 from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
@@ -46,7 +48,7 @@ KVRead = Callable[[int], AbstractContextManager[None]]
 """Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
-Call = CompiledDecodes | DecodeCall | CheckCall | PromptCall | VarlenCall
+Call = CompiledDecodes | CompiledPrompts | DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
 class TorchAttention(PoolAttention):
@@ -59,17 +61,19 @@ class TorchAttention(PoolAttention):
         chunks: Seq[AttentionChunk],
         kv_read: KVRead | None = None,
         kept: KeptMasks | None = None,
-        decode_code: LoadedCode | None = None,
+        code: LoadedCode | None = None,
     ) -> None:
         """`slots`: `[T]` int64, the slot in the pool of every new token. `kept`: masks of the same step, to share.
-        `decode_code`: computes decodes on a CPU where it takes the pool; None: torch does."""
+        `code`: computes decodes and prompts on a CPU where it takes the model; None: torch does."""
         super().__init__(cache, slots)
         self._kv_read = kv_read
         self._chunks = chunks
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
-        self._decode_code = decode_code if compiled_decodes.unsupported(cache.like.dtype) is None else None
+        dtype = cache.like.dtype
+        self._decode_code = code if compiled_decodes.unsupported(dtype) is None else None
+        self._prompt_code = code if compiled_prompts.unsupported(dtype) is None else None
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -88,8 +92,8 @@ class TorchAttention(PoolAttention):
     def _calls(self, spec: AttentionSpec) -> list[Call]:
         use_varlen = self._may_use_varlen and varlen_attention.can_compute(spec, self._longest)
         if use_varlen not in self._plans:
-            code = self._decode_code
-            self._plans[use_varlen] = _plan(self._cache, self._chunks, self._kept, code, use_varlen=use_varlen)
+            codes = self._decode_code, self._prompt_code
+            self._plans[use_varlen] = _plan(self._cache, self._chunks, self._kept, codes, use_varlen=use_varlen)
         return self._plans[use_varlen]
 
     def _attend(self, call: Call, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -104,23 +108,34 @@ class TorchAttention(PoolAttention):
 class _Kind(Enum):
     """What computes a chunk, as far as it decides which neighbours it shares a call with."""
 
-    COMPILED, VARLEN, VARLEN_PROMPT, CHECK, PROMPT, DECODE = range(6)
+    COMPILED, COMPILED_PROMPT, VARLEN, VARLEN_PROMPT, CHECK, PROMPT, DECODE = range(7)
+
+
+def _kind_of_torch(chunk: AttentionChunk, *, is_on_cpu: bool, use_varlen: bool) -> _Kind:
+    if use_varlen and chunk.is_contiguous:
+        return _Kind.VARLEN_PROMPT if chunk.num_tokens > 1 else _Kind.VARLEN
+    if is_on_cpu and chunk.num_drafts > 0:
+        return _Kind.CHECK
+    return _Kind.PROMPT if chunk.num_tokens > 1 else _Kind.DECODE
 
 
 def _plan(
-    cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, decode_code: LoadedCode | None, *, use_varlen: bool
+    cache: KVCache,
+    chunks: Seq[AttentionChunk],
+    kept: KeptMasks,
+    codes: tuple[LoadedCode | None, LoadedCode | None],
+    *,
+    use_varlen: bool,
 ) -> list[Call]:
-    """The calls for all chunks, in the order of their rows."""
-    on_cpu = cache.like.device.type == "cpu"
+    """The calls for all chunks, in the order of their rows. `codes`: for decodes and checks, and for prompts."""
+    is_on_cpu, (decode_code, prompt_code) = cache.like.device.type == "cpu", codes
 
     def kind(chunk: AttentionChunk) -> _Kind:
         if decode_code is not None and compiled_decodes.is_taken(chunk):
             return _Kind.COMPILED
-        if use_varlen and chunk.is_contiguous:
-            return _Kind.VARLEN_PROMPT if chunk.num_tokens > 1 else _Kind.VARLEN
-        if on_cpu and chunk.num_drafts > 0:
-            return _Kind.CHECK
-        return _Kind.PROMPT if chunk.num_tokens > 1 else _Kind.DECODE
+        if prompt_code is not None and compiled_prompts.is_taken(chunk):
+            return _Kind.COMPILED_PROMPT
+        return _kind_of_torch(chunk, is_on_cpu=is_on_cpu, use_varlen=use_varlen)
 
     calls: list[Call] = []
     row = 0
@@ -129,6 +144,8 @@ def _plan(
         starts = [*accumulate((chunk.num_tokens for chunk in alike), initial=row)]
         if what is _Kind.COMPILED and decode_code is not None:
             calls.append(CompiledDecodes(decode_code, cache, alike, row))
+        elif what is _Kind.COMPILED_PROMPT and prompt_code is not None:
+            calls.append(CompiledPrompts(prompt_code, cache, alike, row))
         elif what in (_Kind.VARLEN, _Kind.VARLEN_PROMPT):
             calls.append(VarlenCall(cache, alike, row))
         elif what is _Kind.CHECK:

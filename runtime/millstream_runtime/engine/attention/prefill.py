@@ -75,6 +75,12 @@ class _MasksOfOtherRows(KeptMasks):
         return self._kept.get(("other rows", key), make)
 
 
+def prompt_tokens_read(chunk: AttentionChunk, window: int | None) -> int:
+    """The time that a chunk takes, as tokens that a decode would read in it: it computes, where a decode waits."""
+    seen = chunk.context_len if window is None else min(chunk.context_len, window + chunk.num_tokens)
+    return seen * max(1, chunk.num_tokens // QUERIES_A_READING)
+
+
 class PromptCall:
     """Several new tokens of one sequence."""
 
@@ -90,10 +96,8 @@ class PromptCall:
         return on_device([self._chunk.block_table], self._like.device)
 
     def tokens_read(self, window: int | None) -> int:
-        """The time that the call takes, as tokens that a decode would read in it: it computes, where a decode waits."""
-        num_tokens, context_len = self._chunk.num_tokens, self._chunk.context_len
-        seen = context_len if window is None else min(context_len, window + num_tokens)
-        return seen * max(1, num_tokens // QUERIES_A_READING)
+        """The time that the call takes, as tokens that a decode would read in it."""
+        return prompt_tokens_read(self._chunk, window)
 
     def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""

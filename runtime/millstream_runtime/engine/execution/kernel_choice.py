@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from millstream_runtime.config import KVCacheDType
-from millstream_runtime.engine.attention import compiled_decodes
+from millstream_runtime.engine.attention import compiled_decodes, compiled_prompts
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.sampling.sampler import SamplerKernels
 from millstream_runtime.models.config.model_config import ModelConfig
@@ -22,7 +22,8 @@ from millstream_runtime.models.loading.layer_kernels import LayerKernels
 if TYPE_CHECKING:
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
-DECODES = "decode_attention"  # on a CPU
+DECODES, PROMPTS = "decode_attention", "prompt_attention"  # on a CPU
+COMPILED_ATTENTION = (DECODES, PROMPTS)
 ATTENTION_PARTS = ("attention", "static_decode")
 LINEAR = "linear"  # of quantized weights
 DENSE_LINEAR = "dense_linear"  # of weights of 16 bits: steps of few rows
@@ -81,7 +82,7 @@ def choose_kernels(
 def choose_compiled(
     shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, problem: str | None
 ) -> tuple[KernelChoice, ...]:
-    """What computes decodes, norms, gates and rotations on a CPU.
+    """What computes decodes, prompts, norms, gates and rotations on a CPU.
 
     Args:
         shape: of one rank.
@@ -91,6 +92,7 @@ def choose_compiled(
     layers = problem or other_type
     reasons = {
         DECODES: problem or compiled_decodes.unsupported(dtype),
+        PROMPTS: problem or compiled_prompts.unsupported(dtype),
         ROPE: layers or (LATENT if shape.kv_shape[0] % 2 else _stored_otherwise(stored)),
         NORM: layers,
         ACTIVATION: layers,

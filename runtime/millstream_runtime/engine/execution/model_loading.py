@@ -34,7 +34,13 @@ from millstream_runtime.engine.execution.execution_mode import Execution, after_
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
-from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_compiled, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import (
+    COMPILED_ATTENTION,
+    SAMPLER,
+    backend_of,
+    choose_compiled,
+    choose_kernels,
+)
 from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
@@ -245,7 +251,8 @@ def _choose_kernels(
         return chosen
     compiled = choose_compiled(shape, dtype, stored, shard_config.policy.compiled_problem)
     if execution.backend is Backend.TORCH or execution.recorder is not None:
-        compiled = compiled[:1]  # a graph holds operations of torch, and a replayed decode has attention of its own
+        # A graph holds operations of torch, and a replayed decode has attention of its own.
+        compiled = tuple(choice for choice in compiled if choice.part in COMPILED_ATTENTION)
     replaced = {choice.part for choice in compiled}
     return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 

@@ -1,13 +1,17 @@
 """The memory of the largest step, by arithmetic: for a CPU, where computing that step would take minutes.
 
     activations   of max_num_batched_tokens: the residual stream, the widest layer, the logits of the sampled rows
-    attention     of the longest context: the copy of scattered blocks, masks that are kept, scores of a soft cap
+    attention     of the longest context: the copy of scattered blocks, masks that are kept, scores of a soft cap; what
+                  the threads of the compiled kernel of prompts keep
 
 A GPU measures the same step (`shard.measure_memory`).
 """
 
 from __future__ import annotations
 
+import torch
+
+from millstream_kernels.cpu.task import prompt_scratch_bytes
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_MERGED_QUERIES
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.attention.side_by_side import GATHER_LIMIT_BYTES
@@ -32,6 +36,8 @@ def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int,
     rows, elements = config.kv_shape
     query_size = config.num_heads * max(config.head_dim, elements)
     attention = 3 * query_size + 2 * rows * elements  # query, result and one copy of them; keys and values
+    if dtype_bytes < FLOAT32_BYTES:  # query and result in float32, as the compiled kernels take and make them
+        attention += 2 * query_size * FLOAT32_BYTES // dtype_bytes
     elements_per_token = RESIDUAL_COPIES * config.hidden_size + max(attention, MLP_COPIES * config.intermediate_size)
     copied_rows = max(SAMPLED_COPIES * min(num_rows, num_tokens), SCORED_COPIES * min(PROMPT_SLAB_ROWS, num_tokens))
     logits_bytes = copied_rows * config.vocab_size * FLOAT32_BYTES
@@ -52,7 +58,14 @@ def attention_bytes(
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
     scores_bytes = 0 if config.has_plain_attention else SCORES_LIMIT_BYTES
-    return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes)
+    return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes) + prompt_bytes(config, dtype_bytes, kv_method)
+
+
+def prompt_bytes(config: ModelConfig, dtype_bytes: int, kv_method: str = "None") -> int:
+    """Return what all threads of the compiled kernel of prompts keep, whatever they attend to."""
+    _, elements = config.kv_shape
+    is_copied = dtype_bytes != FLOAT32_BYTES or kv_method != "None"
+    return torch.get_num_threads() * prompt_scratch_bytes(elements, elements, is_copied=is_copied)
 
 
 def worst_step_bytes(

@@ -9,5 +9,5 @@ from millstream_kernels.cpu.loaded_code import LoadedCode
 
 
 @pytest.fixture(params=["torch", "compiled"])
-def decode_code(request: pytest.FixtureRequest) -> LoadedCode | None:
+def compiled_code(request: pytest.FixtureRequest) -> LoadedCode | None:
     return load() if request.param == "compiled" else None

@@ -45,33 +45,33 @@ def poisoned(cache: KVCache, kept_slots: list[int], value: float) -> KVCache:
 @pytest.mark.parametrize("spec_name", SPECS)
 @pytest.mark.parametrize("name", CASES)
 def test_in_every_plan(
-    name: str, spec_name: str, latent_dim: int | None, bad: str, decode_code: LoadedCode | None
+    name: str, spec_name: str, latent_dim: int | None, bad: str, compiled_code: LoadedCode | None
 ) -> None:
     chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
     cache, generator = pool_of(latent_dim), torch.Generator().manual_seed(2)
     slots = slots_of(chunks)
     query = torch.randn(len(slots), 6, 16, generator=generator)
     key_value = torch.randn(len(slots), cache.heads[0].shape[0], 16, generator=generator)
-    expected = TorchAttention(cache, torch.tensor(slots), chunks, decode_code=decode_code)(0, query, key_value, spec)
+    expected = TorchAttention(cache, torch.tensor(slots), chunks, code=compiled_code)(0, query, key_value, spec)
     poisoned(cache, context_slots(chunks), BAD[bad])
-    attended = TorchAttention(cache, torch.tensor(slots), chunks, decode_code=decode_code)(0, query, key_value, spec)
+    attended = TorchAttention(cache, torch.tensor(slots), chunks, code=compiled_code)(0, query, key_value, spec)
     torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, chunks in CASES.items() if len(chunks) > 1])
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_in_the_context_of_another_request_of_the_step(
-    name: str, spec_name: str, decode_code: LoadedCode | None
+    name: str, spec_name: str, compiled_code: LoadedCode | None
 ) -> None:
     chunks, spec = CASES[name], SPECS[spec_name]
     cache, generator = pool_of(None), torch.Generator().manual_seed(2)
     slots = torch.tensor(slots_of(chunks))
     query = torch.randn(len(slots), 6, 16, generator=generator)
     key_value = torch.randn(len(slots), cache.heads[0].shape[0], 16, generator=generator)
-    expected = TorchAttention(cache, slots, chunks, decode_code=decode_code)(0, query, key_value, spec)
+    expected = TorchAttention(cache, slots, chunks, code=compiled_code)(0, query, key_value, spec)
     sick = slice(-chunks[-1].num_tokens, None)
     key_value[sick] = float("nan")
-    attended = TorchAttention(cache, slots, chunks, decode_code=decode_code)(0, query, key_value, spec)
+    attended = TorchAttention(cache, slots, chunks, code=compiled_code)(0, query, key_value, spec)
     torch.testing.assert_close(attended[: sick.start], expected[: sick.start], rtol=1e-5, atol=1e-5)
     assert attended[sick].isnan().all(), "what went wrong is seen by its own request"
 

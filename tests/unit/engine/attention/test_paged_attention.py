@@ -137,7 +137,7 @@ def slots_of(chunks: list[AttentionChunk]) -> list[int]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 80), (5, 1, 8)])
 def test_every_plan_equals_the_reference(
-    name: str, num_heads: int, num_kv_heads: int, head_dim: int, decode_code: LoadedCode | None
+    name: str, num_heads: int, num_kv_heads: int, head_dim: int, compiled_code: LoadedCode | None
 ) -> None:
     chunks = CASES[name]
     cache = cache_of(num_kv_heads, head_dim)
@@ -146,7 +146,7 @@ def test_every_plan_equals_the_reference(
     query = torch.randn(num_tokens, num_heads, head_dim, generator=generator)
     key_value = torch.randn(num_tokens, 2 * num_kv_heads, head_dim, generator=generator)
     slots = slots_of(chunks)
-    attention = TorchAttention(cache, torch.tensor(slots), chunks, decode_code=decode_code)
+    attention = TorchAttention(cache, torch.tensor(slots), chunks, code=compiled_code)
     attended = attention(0, query, key_value, AttentionSpec(head_dim**-0.5))
     assert torch.equal(cache.heads[0][:, slots], key_value.transpose(0, 1))
     expected = paged_attention(
@@ -176,7 +176,7 @@ def naive(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: A
 @pytest.mark.parametrize("latent_dim", [None, 10])
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_windows_soft_caps_and_latents_in_every_plan(
-    name: str, latent_dim: int | None, spec_name: str, decode_code: LoadedCode | None
+    name: str, latent_dim: int | None, spec_name: str, compiled_code: LoadedCode | None
 ) -> None:
     """One plan serves layers with different rules, as in Gemma; a latent row is the key, and its start the value."""
     chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
@@ -188,7 +188,7 @@ def test_windows_soft_caps_and_latents_in_every_plan(
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
-    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, decode_code=decode_code)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, code=compiled_code)
     attention(0, query, key_value, replace(spec, window=7))  # another layer's rule must leave no trace in the plan
     attended = attention(0, query, key_value, spec)
     expected, start = [], 0
@@ -227,7 +227,7 @@ def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
     latent_dim: int | None,
     spec_name: str,
     slab_bytes: int | None,
-    decode_code: LoadedCode | None,
+    compiled_code: LoadedCode | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Against a reference in float64."""
@@ -242,7 +242,7 @@ def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
     key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
-    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, decode_code=decode_code)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks, code=compiled_code)
     attention(0, query, key_value, replace(spec, window=7))
     attended = attention(0, query, key_value, spec)
     expected, start = [], 0
@@ -266,14 +266,14 @@ def test_a_row_of_a_check_has_the_bits_of_its_decode(spec_name: str) -> None:
     cache = cache_of(num_kv_heads=2, head_dim=16)
     query = torch.randn(sum(1 + n for n in drafts), 6, 16, generator=torch.Generator().manual_seed(2))
     code, no_slots = load(), torch.zeros(0, dtype=torch.int64)
-    attended = TorchAttention(cache, no_slots, together, decode_code=code).attend(0, query, SPECS[spec_name])
+    attended = TorchAttention(cache, no_slots, together, code=code).attend(0, query, SPECS[spec_name])
     alone = [
         chunk(1, length - num_drafts + place, table)
         for num_drafts, length, table in zip(drafts, lengths, tables, strict=True)
         for place in range(num_drafts + 1)
     ]
     for row, one in enumerate(alone):
-        own = TorchAttention(cache, no_slots, [one], decode_code=code).attend(0, query[row : row + 1], SPECS[spec_name])
+        own = TorchAttention(cache, no_slots, [one], code=code).attend(0, query[row : row + 1], SPECS[spec_name])
         assert torch.equal(own[0], attended[row])
 
 

@@ -289,8 +289,9 @@ def windowed(folder: Path, copy: Path) -> Path:
 
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
     choices = make_engine(folder).kernels
-    compiled, others = choices[:4], choices[4:]
-    assert [one.part for one in compiled] == ["decode_attention", "rope_kv_write", "norm", "activation"]
+    compiled, others = choices[:5], choices[5:]
+    parts = ["decode_attention", "prompt_attention", "rope_kv_write", "norm", "activation"]
+    assert [one.part for one in compiled] == parts
     assert {(one.backend, one.reason) for one in compiled} == {(Backend.NUMBA, "the kernel takes this model")}
     left = {"experts", *(one.part for one in compiled)}
     assert [one.part for one in others] == [part for part in PARTS if part not in left]

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from millstream_kernels.cpu.decode import load
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
+from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.compiled_prompts import CompiledPrompts
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import shard, step_memory
@@ -17,6 +20,7 @@ from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.step_input import LEAST_UNREAD_ROWS, ChunkInput, StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.layers.attention import AttentionSpec
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.allocated_memory import peak_bytes
 from tests.support.engines import MakeEngine, WriteModel
@@ -95,8 +99,9 @@ def test_the_measured_step_is_the_largest_at_the_longest_context(tmp_path: Path)
     write_family(tmp_path, **CASES["llama"].config | SHAPE | {"max_position_embeddings": longest})
     model_config = load_model_config(tmp_path)
     config = RuntimeConfig(model=str(tmp_path), served_model_name="test", max_num_batched_tokens=64, max_num_seqs=8)
-    model = load_model(model_config, tmp_path, torch.float32, CPU)
-    forward = Forward(model, KVCache(model_config, 1, 16, torch.float32, CPU), CpuPolicy())
+    model, policy = load_model(model_config, tmp_path, torch.float32, CPU), CpuPolicy()
+    policy.compiled_code = None  # a GPU has none, and torch's copies grow with the context
+    forward = Forward(model, KVCache(model_config, 1, 16, torch.float32, CPU), policy)
     rows, elements = model_config.kv_shape
 
     def allocated(max_model_len: int, num_tokens: int) -> int:
@@ -127,3 +132,28 @@ def test_the_measured_step_ends_with_its_sampling(tmp_path: Path) -> None:
 
     logits_bytes = (64 - 8) * vocab_size * 4
     assert allocated(64) - allocated(8) > 1.9 * logits_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_what_threads_of_the_compiled_prompts_keep_is_counted(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Once, however many kinds of layers a step has."""
+    write_family(tmp_path, **CASES["gemma3"].config | SHAPE)
+    config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
+    cache = KVCache(config, LONGEST // 16, 16, dtype, CPU)
+    chunk = AttentionChunk(NUM_TOKENS, NUM_TOKENS, range(NUM_TOKENS // 16), True)
+    prompts = CompiledPrompts(load(), cache, [chunk], 0)
+    heads, elements = config.kv_shape[0] // 2, config.kv_shape[1]
+    query = torch.zeros(NUM_TOKENS, heads, config.num_heads // heads, elements, dtype=dtype)
+
+    def compute() -> None:
+        for spec in (AttentionSpec(1.0), AttentionSpec(1.0, window=16), AttentionSpec(1.0, softcap=2.0)):
+            prompts(cache.layer(0), query, spec)
+
+    compute()
+    measured = peak_bytes(compute)
+    scratch_bytes = step_memory.prompt_bytes(config, dtype.itemsize)
+    in_float32 = 2 * query.numel() * 4 + (query.numel() * 2 if dtype is torch.bfloat16 else 0)
+    assert scratch_bytes < measured <= scratch_bytes + in_float32 + 1024
+    counted = step_memory.attention_bytes(config, dtype.itemsize, longest_tokens=1, num_rows=1)
+    assert scratch_bytes <= counted
