@@ -17,7 +17,7 @@ from torch import Tensor
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_kernels.cpu.pools import FORMATS, BlockTables, Integers, LayerCall, check_scales
-from millstream_kernels.cpu.task import NUM_FIELDS, Field, bits_of
+from millstream_kernels.cpu.task import NUM_FIELDS, Field, bits_of, decode_scratch_numbers
 
 FOLDER_VARIABLE = "MILLSTREAM_CPU_KERNELS_DIR"
 
@@ -109,8 +109,8 @@ class PagedDecodes:
         group = heads * queries // groups
         num_parts = max(1, min(layer.num_threads, rows * groups))
         width = int(self._seen(layer.window).max())
-        scratch_size = num_parts * (group * (width + 2 * dim) + self._tables.block_size_tokens * dim)
-        scratch = torch.empty(scratch_size, dtype=torch.float32)
+        part_numbers = decode_scratch_numbers(group, width, dim, self._tables.block_size_tokens)
+        scratch = torch.empty(num_parts * part_numbers, dtype=torch.float32)
         cuts = self._cut(groups, num_parts, layer.window)
         task = (ctypes.c_int64 * NUM_FIELDS)()
         for field, value in (

@@ -32,7 +32,7 @@ class Field(IntEnum):
     STARTS = 4  # int64 [rows]: where a row's table begins
     LENGTHS = 5  # int64 [rows]: tokens in the cache, the row's own included
     CUTS = 6  # int64 [PARTS + 1]: the first unit of each part, and the end
-    SCRATCH = 7  # float32 [PARTS, GROUP * (SCORES + 2 * D) + BLOCK_SIZE * D]
+    SCRATCH = 7  # float32 [PARTS, decode_scratch_numbers(..)]
     SCALES = 8  # of FORMAT: float16 [pool heads, slots] or float32 [pool heads]; else 0
     FORMAT = 9
     ROWS = 10
@@ -89,6 +89,11 @@ PANEL_ROWS = 16  # queries that lie next to one another in vectors
 UNIT_ROWS = 64
 KEY_TILE_TOKENS = 96  # from a multiple of it on: whatever the chunk, a query's sums are of the same tiles
 OVERHANG_TOKENS = 3  # behind the last, whose scores are computed too: of 6 or 4 tokens at a time
+
+
+def decode_scratch_numbers(group: int, most_scores: int, head_size: int, block_size_tokens: int) -> int:
+    """float32 that a part of `paged_decode` needs: scores, scaled queries and sums of a group of heads; a block."""
+    return group * (most_scores + 2 * head_size) + block_size_tokens * head_size
 
 
 def prompt_scratch_bytes(head_size: int, value_size: int, *, is_copied: bool) -> int:

@@ -2,7 +2,7 @@
 
     activations   of max_num_batched_tokens: the residual stream, the widest layer, the logits of the sampled rows
     attention     of the longest context: the copy of scattered blocks, masks that are kept, scores of a soft cap; what
-                  the threads of the compiled kernel of prompts keep
+                  the threads of the compiled kernels keep
 
 A GPU measures the same step (`shard.measure_memory`).
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from millstream_kernels.cpu.task import prompt_scratch_bytes
+from millstream_kernels.cpu.task import decode_scratch_numbers, prompt_scratch_bytes
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_MERGED_QUERIES
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.attention.side_by_side import GATHER_LIMIT_BYTES
@@ -26,6 +26,7 @@ MLP_COPIES = 3  # gate and up as one product, and the activation
 # are higher.
 SAMPLED_COPIES = 6
 SCORED_COPIES = 5
+MOST_BLOCK_TOKENS = 128
 
 
 def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int, num_rows: int) -> int:
@@ -58,7 +59,18 @@ def attention_bytes(
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
     scores_bytes = 0 if config.has_plain_attention else SCORES_LIMIT_BYTES
-    return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes) + prompt_bytes(config, dtype_bytes, kv_method)
+    compiled_bytes = prompt_bytes(config, dtype_bytes, kv_method) + decode_bytes(config, longest_tokens)
+    return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes) + compiled_bytes
+
+
+def decode_bytes(config: ModelConfig, longest_tokens: int) -> int:
+    """Return what all threads of the compiled kernel of decodes keep: for each kind of layer, scores of the heads that
+    share a key. With a latent key (MLA) those are all heads."""
+    rows, elements = config.kv_shape
+    group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
+    kinds = {longest_tokens if window is None else min(window, longest_tokens) for window in config.windows or (None,)}
+    numbers = sum(decode_scratch_numbers(group, most, elements, MOST_BLOCK_TOKENS) for most in kinds)
+    return torch.get_num_threads() * numbers * FLOAT32_BYTES
 
 
 def prompt_bytes(config: ModelConfig, dtype_bytes: int, kv_method: str = "None") -> int:

@@ -12,6 +12,7 @@ import torch
 from millstream_kernels.cpu.decode import load
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.compiled_decodes import CompiledDecodes
 from millstream_runtime.engine.attention.compiled_prompts import CompiledPrompts
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.cpu.policy import CpuPolicy
@@ -157,3 +158,27 @@ def test_what_threads_of_the_compiled_prompts_keep_is_counted(dtype: torch.dtype
     assert scratch_bytes < measured <= scratch_bytes + in_float32 + 1024
     counted = step_memory.attention_bytes(config, dtype.itemsize, longest_tokens=1, num_rows=1)
     assert scratch_bytes <= counted
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3"])
+@torch.inference_mode()
+def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_path: Path) -> None:
+    """Scores of all heads that share a key, per thread: with a latent key those of all heads."""
+    write_family(tmp_path, **CASES[family].config | SHAPE)
+    config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
+    cache = KVCache(config, LONGEST // 16, 16, torch.float32, CPU)
+    rows, elements = config.kv_shape
+    heads = max(1, rows // 2)
+    decodes = [AttentionChunk(1, LONGEST, range(LONGEST // 16), True)] * torch.get_num_threads()
+    query = torch.zeros(len(decodes), heads, config.num_heads // heads, elements)
+    latent_dim = elements - 1 if rows == 1 else None
+
+    def compute() -> None:
+        calls = CompiledDecodes(load(), cache, decodes, 0)
+        for window in {*(config.windows or (None,))}:
+            calls(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
+
+    compute()
+    scratch_bytes = step_memory.decode_bytes(config, LONGEST)
+    assert peak_bytes(compute) <= scratch_bytes + 2 * query.numel() * 4 + 4096
+    assert scratch_bytes <= step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1)
