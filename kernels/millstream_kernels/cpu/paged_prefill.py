@@ -1,7 +1,7 @@
 """Attention of prompt chunks over paged keys and values on a CPU, in float32: flash attention on panels of 16 queries.
 
     a unit    up to 64 queries of one chunk that share a head of keys, four panels; threads take units, large ones first
-    a tile    96 tokens, from a multiple of 96 on: scores, cap, weights, and the outputs so far, rescaled
+    a tile    64 tokens, from a multiple of 64 on: scores, cap, weights, and the outputs so far, rescaled
     a panel   sees some tokens of a tile with all its rows, and at the edges some with a part of them: these are masked
 
 Work: 4 * D operations per query, head and token that it sees, in loops of twelve sums (`vectors`). Keys and values of

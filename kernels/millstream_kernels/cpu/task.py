@@ -87,7 +87,7 @@ class PromptField(IntEnum):
 
 PANEL_ROWS = 16  # queries that lie next to one another in vectors
 UNIT_ROWS = 64
-KEY_TILE_TOKENS = 96  # from a multiple of it on: whatever the chunk, a query's sums are of the same tiles
+KEY_TILE_TOKENS = 64  # from a multiple of it on: whatever the chunk, a query's sums are of the same tiles
 OVERHANG_TOKENS = 3  # behind the last, whose scores are computed too: of 6 or 4 tokens at a time
 
 

@@ -63,7 +63,7 @@ def _times(builder: ir.IRBuilder, number: Value, factor: int) -> Value:
     return builder.mul(number, _INT64(factor))
 
 
-def _of(number: float) -> Value:
+def _of(number: Any) -> Value:
     return ir.Constant(_VECTOR, [ir.Constant(_SINGLE, float(number))] * 8)
 
 
@@ -125,7 +125,9 @@ def _exp(builder: ir.IRBuilder, x: Value) -> Value:
     return builder.fmul(power, scale)
 
 
-def _products(builder: ir.IRBuilder, numbers: Sequence[Value], vectors: Sequence[Value], sums: Sequence[Value]) -> Any:
+def _products(
+    builder: ir.IRBuilder, numbers: Sequence[Value], vectors: Sequence[Value], sums: Sequence[Value]
+) -> list[Value]:
     """`sums` of each number, two vectors each, with its products by both vectors added."""
     splats = [_splat(builder, number) for number in numbers]
     pairs = [(splat, vector) for splat in splats for vector in vectors]

@@ -67,7 +67,7 @@ class Prompts:
         lengths, num_tokens = [length for _, length in self.chunks], [own for own, _ in self.chunks]
         return PagedPrompts(decode.load(), self.tables, lengths, num_tokens, self.block_size)
 
-    def attended(self, *stored: Tensor | None, num_threads: int = 1, **layer: Any) -> Tensor:
+    def attended(self, *stored: Any, num_threads: int = 1, **layer: Any) -> Tensor:
         """`stored`: a pool and its scales in place of the pool."""
         given = stored or (self.pool,)
         layer = {"scale": SCALE, "latent_size": self.latent, "num_threads": num_threads, **layer}
@@ -181,7 +181,7 @@ def test_a_query_has_the_same_bits_in_any_company_however_its_prompt_is_cut(
     together = prompts.attended(window=window)
     for num_threads in (2, 3, 64):
         assert torch.equal(prompts.attended(window=window, num_threads=num_threads), together)
-    for index, cuts in enumerate(((0, 1, 6, 95, 97, 200, 201, 300), (0, 4, 7), (0, 16, 64))):
+    for index, cuts in enumerate(((0, 1, 6, 63, 65, 200, 201, 300), (0, 4, 7), (0, 16, 64))):
         for first, end in pairwise(cuts):
             own = prompts.part(index, first, end, window=window, num_threads=2)
             assert torch.equal(own, together[prompts.rows(index)][first:end])
