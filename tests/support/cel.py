@@ -1,7 +1,7 @@
 """A small evaluator of CEL, for the subset that `api/rules.py` uses. No library in the lock speaks CEL.
 
 It knows literals, lists, `self`, field selection, `has()`, `! && || == != >= <= > <`, `?:`, `in` over nothing, the
-string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, `duration()`, `string()`
+string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, `duration()`,
 and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`, and where the rule is asked of new objects
 too (`optionalOldSelf`) its `hasValue()` and `value()`. What it
 does not know is an error, so a rule beyond the subset fails loudly rather than being half understood. The real
@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any
 
 _TOKEN = re.compile(
@@ -142,10 +141,6 @@ class _Parser:
             self.expect("(")
             (argument,) = self.arguments(")")
             return lambda v: _quantity(argument(v))
-        if kind == "name" and text == "string":
-            self.expect("(")
-            (argument,) = self.arguments(")")
-            return lambda v: str(argument(v))
         if kind == "name" and text == "size":
             self.expect("(")
             (argument,) = self.arguments(")")
@@ -166,7 +161,7 @@ class _Parser:
         self.expect(")")
         if not name:
             raise CelError("has() needs a field")
-        return lambda v: _property(name) in value(v)
+        return lambda v: name in value(v)
 
     def postfix(self, value: _Thunk) -> _Thunk:
         while self.taken("."):
@@ -236,14 +231,9 @@ class _Parser:
 
 
 def _field(value: Any, name: str) -> Any:
-    if not isinstance(value, dict) or _property(name) not in value:
+    if not isinstance(value, dict) or name not in value:
         raise CelError(f"no such key: {name}")
-    return value[_property(name)]
-
-
-def _property(name: str) -> str:
-    """A property by the name that the API server gives it in CEL, where a name has no dash."""
-    return name.replace("__dash__", "-")
+    return value[name]
 
 
 def _duration(text: str) -> datetime.timedelta:
@@ -254,12 +244,11 @@ def _duration(text: str) -> datetime.timedelta:
     return datetime.timedelta(milliseconds=sum(int(n) * unit[u] for n, u in re.findall(r"([0-9]+)(ms|[hms])", text)))
 
 
-def _quantity(text: str) -> Fraction:
-    """resource.ParseQuantity, for decimal numbers with a suffix from m on."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:([mkMGTPE])|([KMGTPE])i)?", text)
+def _quantity(text: str) -> int:
+    """resource.ParseQuantity, for whole numbers with a suffix from k or Ki on."""
+    match = re.fullmatch(r"([0-9]+)(?:([kMGTPE])|([KMGTPE])i)?", text)
     if match is None:
         raise CelError(f"no quantity: {text}")
-    if match[2] == "m":
-        return Fraction(match[1]) / 1000
     power = "kMGTPE".find(match[2]) + 1 if match[2] else "KMGTPE".find(match[3]) + 1 if match[3] else 0
-    return Fraction(match[1]) * Fraction(1000 if match[2] else 1024) ** power
+    scale: int = (1000 if match[2] else 1024) ** power
+    return int(match[1]) * scale

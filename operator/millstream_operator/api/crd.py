@@ -98,6 +98,8 @@ def _object_schema() -> dict[str, Any]:
     }
     rules: list[Rule | Ratchet | Transition] = [*RULES, *RATCHETS, *TRANSITIONS]
     for rule in rules:
+        if rule.cel is None:
+            continue
         rendered: dict[str, Any] = {"rule": rule.cel, "message": rule.message}
         if isinstance(rule, Ratchet):
             rendered["optionalOldSelf"] = True  # asked of a new object too, which has no `oldSelf`

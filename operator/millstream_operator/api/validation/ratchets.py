@@ -2,7 +2,8 @@
 
 Rules of `rules.py` hold for every object. Those here came later than objects that break them: the API server asks them
 with `optionalOldSelf`, so that an update passes where the old object broke the rule in the same way. `millstream
-validate` asks them of a file, as of a new object; the operator asks none of them of what is stored.
+validate` asks them of a file, as of a new object; the operator asks none of them of what is stored. One without CEL is
+asked of files alone.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ RESERVED_ENV = (
 class Ratchet:
     """`holds` is asked of a new value at `path`, `kept(old, new)` where a stored value breaks it already.
 
+    `cel`: None where the API server cannot ask it within its budget.
     `shown`: the part of the value that the message of `millstream validate` shows; None: the whole.
     """
 
     path: str
-    cel: str
+    cel: str | None
     holds: Callable[[Any], bool]
     kept: Callable[[Any, Any], bool]
     message: str
@@ -94,18 +96,16 @@ def _scaled_on_one_node(spec: str) -> str:
 
 
 def _request_within_limit(path: str, resource: str) -> Ratchet:
-    """The API server refuses every pod of which a container requests more than its limit."""
-    name = resource.replace("-", "__dash__")  # as CEL writes it
+    """The API server refuses every pod of which a container requests more than its limit.
+
+    It cannot compare them in the object itself: it takes a quantity, a number or a text, to be as long as a request may
+    be, 3 MiB, so that one comparison exceeds the budget of all rules.
+    """
 
     def amounts(resources: ResourceRequirements) -> dict[str, str]:
         given = {"requests": resources.requests, "limits": resources.limits}
         some = {part: one.model_dump(by_alias=True).get(resource) for part, one in given.items() if one is not None}
         return {part: one for part, one in some.items() if one is not None}
-
-    def exceeds(value: str) -> str:
-        parts = (f"has({value}.{part}) && has({value}.{part}.{name})" for part in ("requests", "limits"))
-        request, limit = (f"quantity(string({value}.{part}.{name}))" for part in ("requests", "limits"))
-        return f"({' && '.join(parts)} && {request}.compareTo({limit}) > 0)"
 
     def holds(resources: ResourceRequirements) -> bool:
         found = amounts(resources)
@@ -113,7 +113,7 @@ def _request_within_limit(path: str, resource: str) -> Ratchet:
 
     return Ratchet(
         path,
-        f"!{exceeds('self')} || (oldSelf.hasValue() && {exceeds('oldSelf.value()')})",
+        None,
         holds,
         lambda old, new: not holds(old),
         f"must not request more {resource} than its limit, or no pod can be made of it: lower requests.{resource}, or "
