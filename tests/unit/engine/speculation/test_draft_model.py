@@ -21,7 +21,7 @@ from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.governor import Governor
-from millstream_runtime.models.layers.attention import Attention
+from millstream_runtime.models.layers.attention import Attention, ReadRows
 from tests.support.draft_pool import draft_model_of, wrong_draft_blocks
 from tests.support.drafting_engines import MakeDrafting, counts, skipped
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
@@ -246,13 +246,15 @@ def test_a_failing_draft_model_is_no_harm(
     forward, passes = draft_model_of(engine)._forward, 0
     compute = forward.model.forward
 
-    def fail_once(token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def fail_once(
+        token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention, read: ReadRows | None = None
+    ) -> torch.Tensor:
         nonlocal passes
         passes += 1
         if passes == 4:
             compute(token_ids, positions, attention, num_layers=1)
             raise error("a secret prompt")
-        return compute(token_ids, positions, attention)
+        return compute(token_ids, positions, attention, read=read)
 
     forward.model.forward = fail_once  # type: ignore[method-assign, assignment]
     assert generate(engine, asked) == expected
