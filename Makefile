@@ -161,7 +161,7 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# What the runtime loads of `millstream_kernels.cpu`: some ten seconds, when the kernels, their compiler or numba changed.
+# What the runtime loads of `millstream_kernels.cpu`: half a minute, when the kernels, their compiler or numba changed.
 $(CPU_KERNELS): $(VENV)/.installed $(CPU_KERNEL_SOURCES) hack/kernels/prebuild_cpu.py
 	$(BIN)/python -m hack.kernels.prebuild_cpu
 	@mkdir -p $(@D) && touch $@

@@ -19,7 +19,7 @@ MAX_TEXT_CHARACTERS = 16 << 20  # of one text; what is rendered is one
 MAX_ITEMS = 1 << 20  # of one list, and of what lies in it
 MAX_INTEGER_BITS = 8192  # Python writes no longer ones as text
 MAX_WALKED = 1 << 18  # what lies in a value that is compared or written, counted as often as it does
-# Of everything that one render makes, whether or not it is kept: so many bytes it takes at most.
+# Bytes of everything that one render makes, whether or not it is kept.
 MAX_PRODUCED_BYTES = 256 << 20
 MAX_COMPARISONS = 1 << 30  # of characters or items, within one operation that cannot be stopped
 MAX_SLOW_CHARACTERS = 64 << 10  # of a text for what takes a time quadratic in it
