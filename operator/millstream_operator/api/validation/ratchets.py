@@ -37,16 +37,16 @@ RESERVED_ENV = (
 
 @dataclass(frozen=True, slots=True)
 class Ratchet:
-    """`holds` is asked of a new value at `path`, `kept(old, new)` where a stored value breaks it already.
+    """`holds` is asked of a new value at `path`.
 
-    `cel`: None where the API server cannot ask it within its budget.
+    `cel`: the same, or that the stored value breaks it already; None where the API server cannot ask it within its
+    budget.
     `shown`: the part of the value that the message of `millstream validate` shows; None: the whole.
     """
 
     path: str
     cel: str | None
     holds: Callable[[Any], bool]
-    kept: Callable[[Any, Any], bool]
     message: str
     shown: Callable[[Any], Any] | None = None
 
@@ -64,10 +64,6 @@ def is_exposed(spec: LLMDeploymentSpec) -> bool:
     kind = spec.service.type if spec.service is not None else None
     decided = spec.auth is not None and (spec.auth.mode, spec.auth.api_keys_secret_ref) != (None, None)
     return kind not in (None, ServiceType.CLUSTER_IP) and not decided
-
-
-def _same_type(old: LLMDeploymentSpec, new: LLMDeploymentSpec) -> bool:
-    return (old.service and old.service.type) == (new.service and new.service.type)
 
 
 def _exposed(spec: str) -> str:
@@ -115,7 +111,6 @@ def _request_within_limit(path: str, resource: str) -> Ratchet:
         path,
         None,
         holds,
-        lambda old, new: not holds(old),
         f"must not request more {resource} than its limit, or no pod can be made of it: lower requests.{resource}, or "
         f"raise limits.{resource}.",
         lambda resources: {f"{part}.{resource}": one for part, one in amounts(resources).items()},
@@ -129,7 +124,6 @@ RATCHETS: tuple[Ratchet, ...] = (
         f"!{_exposed('self')} || (oldSelf.hasValue() && {_exposed('oldSelf.value()')} && "
         "oldSelf.value().service.type == self.service.type)",
         lambda spec: not is_exposed(spec),
-        lambda old, new: is_exposed(old) and _same_type(old, new),
         "service.type NodePort or LoadBalancer lets everyone outside the cluster use the model: give "
         "auth.apiKeysSecretRef, or say auth.mode: Disabled.",
     ),
@@ -137,7 +131,6 @@ RATCHETS: tuple[Ratchet, ...] = (
         "spec.podTemplate.spec.containers[].env[]",
         f"oldSelf.hasValue() || !({_RESERVED})",
         lambda variable: variable.name not in RESERVED_ENV,
-        lambda old, new: old.name == new.name,
         "HOME, PATH and the variables by which the loader, Python or the GPU's driver choose what they load "
         "are the pod's own; leave them out.",
     ),
@@ -145,7 +138,6 @@ RATCHETS: tuple[Ratchet, ...] = (
         "spec",
         f"!{_scaled_on_one_node('self')} || (oldSelf.hasValue() && {_scaled_on_one_node('oldSelf.value()')})",
         lambda spec: not is_scaled_on_one_node(spec),
-        lambda old, new: is_scaled_on_one_node(old),
         "model.cache.accessMode must be ReadWriteMany where autoscaling.maxReplicas is more than 1: replicas on "
         "another node could not mount the volume. Set it to ReadWriteMany, or maxReplicas to 1.",
     ),
@@ -153,7 +145,6 @@ RATCHETS: tuple[Ratchet, ...] = (
         "spec.engine.maxModelLen",
         "self >= 2 || (oldSelf.hasValue() && oldSelf.value() < 2)",
         lambda length: length >= 2,
-        lambda old, new: old < 2,
         "must be at least 2: a token of the prompt and one of the answer.",
     ),
     *(
