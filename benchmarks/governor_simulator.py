@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
+from millstream_runtime.engine.speculation.draft_lengths import DraftLengths
 from millstream_runtime.engine.speculation.drafting import FIRST_TIME_STEPS, WARM_UP_BATCHES, warm_up_plan
-from millstream_runtime.engine.speculation.governor import DraftLengths
 from millstream_runtime.engine.speculation.reading_worth import AnswerLengths, Reading
 from millstream_runtime.engine.warm_up import CHECKS, MOST_DRAFTS_SECONDS
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
-from millstream_runtime.engine.speculation.governor import K
+from millstream_runtime.engine.speculation.draft_lengths import K
 from millstream_runtime.engine.speculation.reading_worth import Reading
 
 

@@ -41,6 +41,7 @@ def shrink_pool(
         enable_prefix_caching=enable_prefix_caching,
     )
     engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, rows)
+    engine._accepting = replace(engine._accepting, blocks=engine._blocks, scheduler=engine._scheduler)
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.accepting import Accepting
 from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_drafting, make_runner
 from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphUse
 from millstream_runtime.engine.execution.model_loading import load_on_ranks
-from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import RankGroup, start_rank_group
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
@@ -108,7 +108,16 @@ class Engine:
             self._ending,
             lambda sequence, num_tokens: self._scheduler.make_room(sequence, num_tokens),
         )
-        self._tree = config.tree
+        self._sequences: dict[str, Sequence] = {}
+        self._accepting = Accepting(
+            self._sequences,
+            self._scheduler,
+            self._blocks,
+            self._runner,
+            self._ending,
+            self._drafting,
+            config.tree,
+        )
         self._policy, self._overlaps = loaded.shard_config.policy, loaded.execution.overlapped
         self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
@@ -117,7 +126,6 @@ class Engine:
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = self._drafting_seconds = 0.0  # by the step clock
         self.step_clock: Callable[[], float] = time.perf_counter  # measures the pace
-        self._sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
         self._steps_total = 0
         self._is_warming_up = False
@@ -190,7 +198,7 @@ class Engine:
         """
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            self._end(sequence)
+            self._accepting.end(sequence)
 
     def has_work(self) -> bool:
         """Whether `step` has anything to compute, or a lost rank to raise."""
@@ -248,7 +256,7 @@ class Engine:
             return []
         if largest is None:
             return []
-        self._end(largest)
+        self._accepting.end(largest)
         return [TokenOutput(largest.request.request_id, None, FinishReason.ERROR, error=RequestError.OUT_OF_MEMORY)]
 
     def _must_read_first(self, step: StepInFlight) -> bool:
@@ -299,7 +307,7 @@ class Engine:
         self._last_step_tokens = sum(n for one, n in chunks if not one.request.is_heartbeat)
 
     def _read(self) -> list[TokenOutput]:
-        """Wait for the step in flight, then accept or end its sequences."""
+        """Wait for the step in flight, and learn what it took."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
@@ -314,27 +322,7 @@ class Engine:
                 seconds = now - max(step.began_at_seconds, self._read_at_seconds)
             self._pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
-        for sequence, _ in step.chunks:
-            sequence.steps_in_flight -= 1
-        leaving = [one for one, _ in step.chunks if one.has_ended and not one.steps_in_flight]
-        outputs: list[TokenOutput] = []
-        place = 0
-        for sequence in step.launched.sampling:
-            if sequence.draft_ids:
-                run = sampled[place : place + 1 + len(sequence.draft_ids)]
-                outputs += self._accept_run(sequence, run)
-                place += len(run)
-                continue
-            one, place = sampled[place], place + 1
-            if sequence.has_bad_prompt_logprobs:
-                one = Sampled(None)
-            if one.token_id is None:
-                sequence.has_bad_numbers = True
-                self._blocks.unpublish(sequence)
-            if not sequence.has_ended:
-                outputs.append(self._advance(sequence, one))
-        for sequence in leaving:
-            self._release(sequence)
+        outputs = self._accepting.accept(step, sampled)
         if self._drafting is not None:
             seconds = now - step.began_at_seconds
             self._drafting.observe_step(decodes, len(outputs), seconds, self._drafting_seconds)
@@ -391,72 +379,3 @@ class Engine:
         unscheduled = len(self._sequences) - running - self._scheduler.num_waiting
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
-
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
-        """Accept a sampled token and finish its sequence where it ends."""
-        request_id, token_id = sequence.request.request_id, sampled.token_id
-        if token_id is None:
-            self._end(sequence)
-            return TokenOutput(request_id, None, FinishReason.ERROR, error=RequestError.NOT_FINITE)
-        prefill = sequence.prefill() if sequence.num_read_tokens == sequence.num_prompt_tokens else None
-        sequence.accept(token_id)
-        reason = self._ending.reason(sequence, token_id)
-        if reason is not None:
-            self._end(sequence)
-        elif not sequence.num_unread_tokens and self._runner.must_recompute(sequence):
-            self._scheduler.recompute(sequence)
-            sequence.kv_variant = self._runner.kv_variant(len(sequence.token_ids))
-        return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
-
-    def _accept_run(self, sequence: Sequence, run: list[Sampled]) -> list[TokenOutput]:
-        """Accept the tokens of a check, drawn as without drafts, up to the first that is not the draft in its place.
-
-        What comes behind that one was drawn behind another token than it is, and counts for nothing. In a tree a token
-        that is the draft of any branch goes on with that branch.
-        """
-        checked, sequence.draft_ids = sequence.draft_ids, []
-        is_bad = any(one.token_id is None for one in run)
-        if sequence.has_ended:  # while its step was in flight
-            sequence.has_bad_numbers = sequence.has_bad_numbers or is_bad
-            return []
-        if is_bad:
-            self._compute_without_drafts(sequence)
-            return []
-        outputs: list[TokenOutput] = []
-        num_accepted, drafts = 0, checked
-        if self._tree is not None:  # of the tree only the path that stands
-            path = self._tree.accepted(checked, [one.token_id for one in run])
-            self._runner.keep_drafts(sequence, path)
-            drafts, run = [checked[node] for node in path], [run[0], *(run[1 + node] for node in path)]
-        for one, draft in zip(run, [*drafts, None], strict=True):
-            outputs.append(self._advance(sequence, one))
-            num_accepted += one.token_id == draft
-            if one.token_id != draft or sequence.has_ended:
-                break
-            self._scheduler.count_accepted(sequence)
-            sequence.expect()
-        if self._drafting is not None:
-            self._drafting.count(sequence, checked, num_accepted)
-        return outputs
-
-    def _compute_without_drafts(self, sequence: Sequence) -> None:
-        """Take back a check with numbers that are not finite: a draft's keys may have spoiled it, and are zeroed."""
-        sequence.forget_expected()
-        self._runner.zero_blocks(self._blocks.unpublish(sequence))
-        self._scheduler.recompute(sequence)
-        if self._drafting is not None:
-            self._drafting.refuse(sequence)
-
-    def _end(self, sequence: Sequence) -> None:
-        """End a request: no output follows. It keeps row and blocks while a step that writes to them is in flight."""
-        del self._sequences[sequence.request.request_id]
-        if self._drafting is not None:
-            self._drafting.forget(sequence)
-        sequence.has_ended = sequence.is_complete = True
-        if not sequence.steps_in_flight:
-            self._release(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.has_bad_numbers:
-            self._runner.zero_blocks(self._blocks.unpublish(sequence))
-        self._scheduler.remove(sequence)

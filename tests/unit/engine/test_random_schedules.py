@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.accepting import Accepting
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager, Table
 from millstream_runtime.engine.scheduling.prefix_cache import PrefixCache
@@ -82,13 +82,13 @@ def find_the_block_of_another_prefix(patch: pytest.MonkeyPatch) -> None:
 
 def keep_those_who_are_gone(patch: pytest.MonkeyPatch) -> None:
     gone: list[Sequence] = []
-    end = Engine._end
+    end = Accepting.end
 
-    def keep(self: Engine, sequence: Sequence) -> None:
+    def keep(self: Accepting, sequence: Sequence) -> None:
         gone.append(sequence)
         end(self, sequence)
 
-    patch.setattr(Engine, "_end", keep)
+    patch.setattr(Accepting, "end", keep)
 
 
 def keep_stale_keys(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream_runtime.draft_tree import DraftTree
-from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.accepting import Accepting
 from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
 from tests.soak.results import KINDS_OF_DRAFTS
 from tests.soak.schedules.draft_kinds import EAGLE_HEADS, HEADS, MEDUSA_HEADS, DraftKind
@@ -118,13 +118,13 @@ def test_keys_of_a_tree_that_stay_where_they_are_are_found(worker: Worker, monke
 
 
 def test_a_check_that_trusts_its_first_draft_is_found(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    accept = Engine._accept_run
+    accept = Accepting.accept_run
 
-    def trusting(engine: Engine, sequence: object, run: list[Sampled]) -> list[object]:
+    def trusting(accepting: Accepting, sequence: object, run: list[Sampled]) -> list[object]:
         first = run[0]._replace(token_id=sequence.draft_ids[0])  # type: ignore[attr-defined]
-        return accept(engine, sequence, [first, *run[1:]])  # type: ignore[arg-type, return-value]
+        return accept(accepting, sequence, [first, *run[1:]])  # type: ignore[arg-type, return-value]
 
-    monkeypatch.setattr(Engine, "_accept_run", trusting)
+    monkeypatch.setattr(Accepting, "accept_run", trusting)
     schedule = draw_speculating(1, on_one_rank(DraftKind.ALWAYS_THE_SAME))
     checked = replace(schedule, settings=replace(schedule.settings, governor_flips=False, governor_decides=False))
     assert Kind.TOKEN in {one.kind for one in worker.run(checked).wrong}

@@ -16,6 +16,14 @@ from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphPlan, GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
+from millstream_runtime.engine.execution.step_order import order_of
+from millstream_runtime.engine.execution.step_rows import (
+    PromptSlab,
+    SampledRow,
+    rows_with_logits,
+    tokens_of,
+    unread_inputs,
+)
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
 from millstream_runtime.engine.sampling.logprobs import Described, DescribeTokens
@@ -32,25 +40,6 @@ class Sampled(NamedTuple):
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
-
-
-class SampledRow(NamedTuple):
-    """A row of logits: a token of `sequence` is sampled from it, behind its known tokens and, where `num_drafts` is not
-    0, behind the last of so many drafts and those before it: all of a chain, or its path in a tree."""
-
-    sequence: Sequence
-    num_drafts: int = 0
-
-
-class PromptSlab(NamedTuple):
-    """Rows of a step whose logits give the probabilities of a prompt's next tokens, few enough for one product.
-
-    `first`: the position in the sequence of the first row's token.
-    """
-
-    sequence: Sequence
-    first: int
-    rows: range
 
 
 class Launched(NamedTuple):
@@ -90,7 +79,7 @@ class ModelRunner:
         self._broadcast = broadcast
         self._policy = policy
         self._last_tokens, self._token_counts = last_tokens, token_counts
-        self._in_order = _order_of(forward)
+        self._in_order = order_of(forward)
         self.device = forward.device
         self._model_config = config = forward.model.config
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
@@ -101,7 +90,7 @@ class ModelRunner:
         """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one, and
         behind each of its drafts."""
         ordered = self._in_order(chunks)
-        slabs, last_rows, sampled = _logits_rows(ordered)
+        slabs, last_rows, sampled = rows_with_logits(ordered)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         step = self._step_input(ordered, logits_rows, sampled)
         self._broadcast(step)
@@ -125,11 +114,11 @@ class ModelRunner:
         return Launched(sampling, read if prompts else sample)
 
     def _step_input(self, chunks: list[Chunk], logits_rows: list[list[int]], sampled: list[SampledRow]) -> StepInput:
-        places, rows = _unread_inputs(chunks)
+        places, rows = unread_inputs(chunks)
         kept = [] if self._last_tokens is None else [_row(one.sequence) for one in sampled]
         inputs = [self._chunk_input(chunk) for chunk in chunks]
         bucket = None if self._graph_plan is None else self._graph_plan.bucket_of(inputs)
-        return StepInput(_tokens(chunks), inputs, logits_rows, places, rows, kept, bucket)
+        return StepInput(tokens_of(chunks), inputs, logits_rows, places, rows, kept, bucket)
 
     def _fill(self, token_ids: Tensor, step: StepInput) -> None:
         if self._last_tokens is not None:
@@ -330,93 +319,3 @@ def _history(sequence: Sequence, drafts: list[int]) -> History | None:
     known, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
     checked = drafts if sequence.draft_ids else None
     return History(_row(sequence), sequence.arrival, known, num_prompt, counts_prompt, checked)
-
-
-def _order_of(forward: Forward) -> Callable[[list[Chunk]], list[Chunk]]:
-    if forward.reads_in_place:
-        return _longest_first
-    return _by_kind if forward.device.type == "cpu" else _by_place
-
-
-def _by_kind(chunks: list[Chunk]) -> list[Chunk]:
-    """Decodes first, then checks, then prompts: each kind has its calls of attention."""
-    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, not chunk.sequence.draft_ids))
-
-
-def _by_place(chunks: list[Chunk]) -> list[Chunk]:
-    """The same, each kind in the order of its places in the pool: those of one length are read as one view."""
-
-    def key(chunk: Chunk) -> tuple[bool, bool, int]:
-        return chunk.num_tokens > 1, not chunk.sequence.draft_ids, chunk.sequence.block_table[0]
-
-    return sorted(chunks, key=key)
-
-
-def _longest_first(chunks: list[Chunk]) -> list[Chunk]:
-    """Decodes first, scattered ones last of these, so that FlashAttention takes the others in one call. In it the
-    longest begin first, or the call would end with one of them alone on the device."""
-
-    def key(chunk: Chunk) -> tuple[bool, bool, int]:
-        sequence, num_tokens = chunk
-        return num_tokens > 1, not sequence.blocks_are_contiguous, -sequence.num_computed_tokens - num_tokens
-
-    return sorted(chunks, key=key)
-
-
-def _tokens(chunks: list[Chunk]) -> list[int]:
-    token_ids: list[int] = []
-    for sequence, num_tokens in chunks:
-        start = sequence.num_computed_tokens
-        token_ids += sequence.token_ids[start : start + num_tokens]  # the drafts are behind all known tokens
-        token_ids += sequence.draft_ids
-    return token_ids
-
-
-def _unread_inputs(chunks: list[Chunk]) -> tuple[list[int], list[int]]:
-    """Which of the chunks' tokens only the device has, by place and row: of decodes whose last step is not read."""
-    places: list[int] = []
-    rows: list[int] = []
-    num_rows = 0
-    for sequence, num_tokens in chunks:
-        num_rows += num_tokens
-        if sequence.num_unread_tokens and sequence.row is not None:
-            places.append(num_rows - 1)
-            rows.append(sequence.row)
-    return places, rows
-
-
-def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[SampledRow]]:
-    """Rows of the chunks, one after another: those of prompt log-probabilities, those that are sampled, for whom."""
-    slabs: list[PromptSlab] = []
-    last_rows: list[int] = []
-    sampled: list[SampledRow] = []
-    num_rows = 0
-    for chunk in chunks:
-        sequence = chunk.sequence
-        if sequence.request.sampling.prompt_logprobs is not None:
-            if not sequence.prompt_logprobs:
-                sequence.prompt_logprobs.append(None)  # nothing comes before the first token
-            slabs += _prompt_slabs(chunk, first_row=num_rows)
-        num_rows += chunk.num_tokens
-        if not chunk.samples:
-            continue
-        num_drafts = len(sequence.draft_ids)
-        if not num_drafts:  # the most frequent case, without lists of one
-            last_rows.append(num_rows - 1)
-            sampled.append(SampledRow(sequence))
-        else:
-            last_rows += range(num_rows - 1 - num_drafts, num_rows)
-            sampled += [SampledRow(sequence, before) for before in range(num_drafts + 1)]
-    return slabs, last_rows, sampled
-
-
-def _prompt_slabs(chunk: Chunk, first_row: int) -> list[PromptSlab]:
-    """The rows of a chunk, which begins at `first_row`, whose predictions are asked for and not known yet."""
-    sequence, start = chunk.sequence, chunk.sequence.num_computed_tokens
-    stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
-    known, step = len(sequence.prompt_logprobs) - 1, logprobs.PROMPT_SLAB_ROWS
-    shift = first_row - start
-    return [
-        PromptSlab(sequence, first, range(first + shift, min(first + step, stop) + shift))
-        for first in range(max(start, known), stop, step)
-    ]

@@ -21,9 +21,9 @@ import bisect
 import heapq
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
 
 from millstream_runtime.engine.speculation.acceptance import Acceptance
+from millstream_runtime.engine.speculation.draft_lengths import GovernorStats, K, LengthTotals
 from millstream_runtime.engine.speculation.goodput import Goodput, best_goodput, lengths_from, likeliest_first
 from millstream_runtime.engine.speculation.reading_worth import Reading, ReadingPrice, worth_drafting
 from millstream_runtime.engine.speculation.step_costs import StepCosts
@@ -42,67 +42,6 @@ MOST_PASSED_OVER = 8  # requests whose reading is too long for a trial, until no
 EXPECTED_CHECKS = 3  # a model's drafts are expected to stand as if so many had stood before the first request
 # Batch sizes above each of these share their times with those up to the next.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-K = TypeVar("K", bound=Hashable)  # a request
-
-
-class LengthTotals(NamedTuple):
-    """What steps of one draft length gave. Tokens over seconds is their goodput."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class GovernorStats:
-    """What was measured so far. Steps with prompts are not among it."""
-
-    length: float  # drafts per decode of the last step
-    by_length: tuple[LengthTotals, ...]  # by the drafts per decode of a step, rounded up
-    decode_seconds: float  # those of `by_length`, and `reading_seconds`
-    reading_seconds: float  # in which a draft model read prompts
-    exploration_seconds: float  # lost to steps that were not the best known, reading for them included
-    flips: int  # between drafting and not drafting
-
-
-class DraftLengths(Protocol):
-    """What decides how many of the proposed drafts a step checks.
-
-    Attributes:
-        explores: whether steps may be chosen in order to learn.
-    """
-
-    explores: bool
-
-    def choose(
-        self,
-        proposed: Mapping[K, int],
-        num_decodes: int,
-        *,
-        is_crowded: bool,
-        reading: Callable[[K], Reading] | None = None,
-    ) -> dict[K, int]:
-        """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
-        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused.
-        `reading`: what it takes to read a request before it has drafts; None: nothing is read."""
-
-    def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
-        """Learn how many drafts, checked or only compared, were the tokens that came."""
-
-    def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
-        """Learn from a step with decodes alone. `seconds`: of drafting and computing. `num_tokens`: that it gave."""
-
-    def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
-        """Learn what a step takes from one that no request was in. `seconds`: of drafting and computing."""
-
-    def observe_reading(self, seconds: float) -> None:
-        """Learn that a draft model has read prompts for the step that comes, which is not observed."""
-
-    def forget(self, request: Hashable) -> None:
-        """The request has ended."""
-
-    def stats(self) -> GovernorStats | None:
-        """Totals since the start."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.engine.request import GovernorReport
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import Chunk
-from millstream_runtime.engine.speculation.governor import DraftLengths, Governor
+from millstream_runtime.engine.speculation.draft_lengths import DraftLengths
+from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.engine.speculation.reading_worth import Reading
 
 

@@ -12,9 +12,9 @@ import torch
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.last_tokens import LastTokens
-from millstream_runtime.engine.execution.model_runner import PromptSlab, SampledRow
 from millstream_runtime.engine.execution.overlap import Wait, reason_to_wait, reasons_to_wait
 from millstream_runtime.engine.execution.step_input import StepInput
+from millstream_runtime.engine.execution.step_rows import PromptSlab, SampledRow
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.scheduling.prefix_cache import extend_hashes
