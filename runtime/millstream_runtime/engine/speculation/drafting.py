@@ -21,6 +21,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS, Chunk
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import LengthChoice, decodes_alone
+from millstream_runtime.engine.speculation.quiet_requests import QuietRequests
 from millstream_runtime.engine.speculation.reading_worth import AnswerLengths, Reading
 from millstream_runtime.engine.speculation.skip import FOR_GOOD, Skip
 from millstream_runtime.logs import log
@@ -57,6 +58,7 @@ class Drafting:
         self._blocked: Skip | None = None
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
+        self._quiet = QuietRequests()
         self._answer_lengths = AnswerLengths()
         # In the last step with decodes: what is left to read of them is little. And in this one.
         self._had_drafts: set[Sequence] = set()
@@ -93,7 +95,10 @@ class Drafting:
             return {}
         wanted: dict[Sequence, int] = {}
         share = self._levels_of(_share(len(decodes)))
-        for one in decodes:
+        asked = self._quiet.to_ask(decodes) if self.lengths.is_free and not self._is_warming_up else decodes
+        if len(asked) < len(decodes):
+            self._skipped[Skip.NO_PROPOSAL] += len(decodes) - len(asked)
+        for one in asked:
             most, reason = self._most_drafts(one, share)
             if reason is None:
                 wanted[one] = most
@@ -116,6 +121,7 @@ class Drafting:
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
+        self._quiet.observe(wanted, proposed)
         most = {one: len(drafts) for one, drafts in proposed.items()}
         chosen = self.lengths.choose(most, num_decodes, is_crowded=skip is Skip.CROWDED)
         for one, drafts in proposed.items():
@@ -223,6 +229,7 @@ class Drafting:
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
         self._refused.pop(sequence, None)
+        self._quiet.forget(sequence)
         self._had_drafts.discard(sequence)
         self._has_drafts.discard(sequence)
         if not sequence.request.is_heartbeat:
@@ -262,7 +269,7 @@ class Drafting:
 
     def _most_drafts(self, sequence: Sequence, share: int) -> tuple[int, Skip | None]:
         """`share`: of the drafts of a step, as a length."""
-        if not all(getattr(one, "follows_generated_ids", False) for one in sequence.processors):
+        if sequence.processors and not _follow_generated_ids(sequence.processors):
             return 0, Skip.LOGITS_PROCESSORS
         most = min(self._max_draft_tokens, share, self._most_tokens(sequence) - 1)  # behind drafts comes one more token
         return most, self._refused.get(sequence) if most > 0 else Skip.AT_LIMIT
@@ -277,16 +284,17 @@ class Drafting:
                     reasons[sequence] = drafts
                     if drafts in FOR_GOOD:
                         self._refused[sequence] = drafts
-                else:
+                elif drafts:
                     answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
 
         self._call(ask)
         self._has_read = getattr(self._drafter, "has_read_prompts", False)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
         self._has_drafts = {*proposed}
-        for one in wanted:
-            if one not in proposed:
-                self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
+        if len(proposed) < len(wanted):
+            reason = self._reason_of_drafter()
+            left = Counter(reason or reasons.get(one, Skip.NO_PROPOSAL) for one in wanted if one not in proposed)
+            self._skipped.update(left)
         self._count_not_finite(reasons.values(), has_drafts=bool(proposed))
         return proposed
 
@@ -327,6 +335,11 @@ class Drafting:
     def _fail(self, error: str) -> None:
         self._blocked = Skip.DRAFTER_FAILED
         log.warning("drafter_failed", error=error)
+
+
+def _follow_generated_ids(processors: Iterable[object]) -> bool:
+    """Whether all of them depend on the generated tokens alone, so that they can be applied behind drafts."""
+    return all(getattr(one, "follows_generated_ids", False) for one in processors)
 
 
 def warm_up_plan(max_draft_tokens: int) -> list[tuple[int, int]]:
