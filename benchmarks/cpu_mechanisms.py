@@ -216,7 +216,8 @@ def run(
                 found = in_process(folder, mechanism, [ON, OFF], pairs, size)
             samples = found["samples"]
             workloads = {name: summarise(samples[ON][name], samples[OFF][name]) for name in mechanism.workloads}
-            results[model][mechanism.name] = {"workloads": workloads}
+            measured = {"cpu": machine.describe()["cpu"], "pairs": pairs}  # other results may be another machine's
+            results[model][mechanism.name] = {**measured, "workloads": workloads}
             if mechanism.per_process:
                 results[model][mechanism.name]["resident_peak_bytes"] = found["resident_peak_bytes"]
             for name, summary in workloads.items():
