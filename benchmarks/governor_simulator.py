@@ -95,6 +95,7 @@ class Fixed:
         *,
         is_crowded: bool,
         reading: Callable[[K], Reading] | None = None,
+        num_coming: int = 0,
     ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         return {one: min(self._length, most) for one, most in proposed.items() if self._length}

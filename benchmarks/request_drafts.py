@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream_runtime.engine.speculation.ngram import NGramIndex, draft_of_longest_run
-from millstream_runtime.engine.speculation.suffix_automaton import SuffixAutomaton
+from millstream_runtime.engine.speculation.ngram import continued, drafts_of
+from millstream_runtime.engine.speculation.repeated_runs import RepeatedRuns
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 RESULT = Path(__file__).parent / "results" / "request_drafts.json"
 MODELS = Path(__file__).parent.parent / "models"
 DRAFT_COST = 0.15  # of a decode
+MATCH_TOKENS = 3  # of n-grams of a fixed length
 Draft = Callable[[list[int], int], list[int]]
 
 
@@ -38,19 +39,30 @@ class Workload(NamedTuple):
 
 
 def by_longest_run() -> Draft:
-    """Return the drafts of a new request, by a suffix automaton."""
-    automaton = SuffixAutomaton()
+    """Return the drafts of a new request, as the engine makes them."""
+    runs = RepeatedRuns()
 
     def draft(known: list[int], most: int) -> list[int]:
-        automaton.extend(known[automaton.num_tokens :])
-        return draft_of_longest_run(automaton, known, most)
+        runs.read(known, len(known))
+        return [*drafts_of(runs, known, most)]
 
     return draft
 
 
 def by_n_grams() -> Draft:
-    """Return the drafts of a new request, by its last three tokens."""
-    return NGramIndex().draft
+    """Return the drafts of a new request, by its last MATCH_TOKENS tokens."""
+    ends: dict[tuple[int, ...], int] = {}  # run of tokens -> the index behind it
+    num_indexed = MATCH_TOKENS
+
+    def draft(known: list[int], most: int) -> list[int]:
+        nonlocal num_indexed
+        for end in range(num_indexed, len(known)):
+            ends[tuple(known[end - MATCH_TOKENS : end])] = end
+        num_indexed = max(num_indexed, len(known))
+        start = ends.get(tuple(known[-MATCH_TOKENS:]))
+        return [] if start is None else continued(known, start, most)
+
+    return draft
 
 
 def workloads() -> Iterator[Workload]:

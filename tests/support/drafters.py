@@ -106,6 +106,7 @@ class RandomLengths:
         *,
         is_crowded: bool,
         reading: Callable[[K], Reading] | None = None,
+        num_coming: int = 0,
     ) -> dict[K, int]:
         if not any(proposed.values()):
             return {}

@@ -271,7 +271,9 @@ class Engine:
             return self._scheduler.plan(budget_of)
         began = self.step_clock()
         is_crowded = self._scheduler.num_waiting >= self._crowd
-        proposed = self._drafting.propose(self._scheduler.running, is_crowded=is_crowded)
+        running = self._scheduler.running
+        num_entering = min(self._scheduler.num_waiting, self._max_num_seqs - len(running))
+        proposed = self._drafting.propose(running, is_crowded=is_crowded, num_entering=num_entering)
         self._drafting_seconds = self.step_clock() - began
         plan = self._scheduler.plan(budget_of, proposed)
         self._drafting.left_out(proposed, plan.drafts)

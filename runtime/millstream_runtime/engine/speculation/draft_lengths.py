@@ -46,10 +46,12 @@ class DraftLengths(Protocol):
         *,
         is_crowded: bool,
         reading: Callable[[K], Reading] | None = None,
+        num_coming: int = 0,
     ) -> dict[K, int]:
         """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
-        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused.
-        `reading`: what it takes to read a request before it has drafts; None: nothing is read."""
+        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused. `reading`: what
+        it takes to read a request before it has drafts, and what is to come of it; None: nothing is read. `num_coming`:
+        requests whose prompts are computed now, which will soon be decodes, too."""
 
     def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
         """Learn how many drafts, checked or only compared, were the tokens that came."""

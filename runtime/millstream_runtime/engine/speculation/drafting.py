@@ -63,6 +63,7 @@ class Drafting:
         # In the last step with decodes: what is left to read of them is little. And in this one.
         self._had_drafts: set[Sequence] = set()
         self._has_drafts: set[Sequence] = set()
+        self._num_coming = 0  # requests that will soon be decodes
         self._steps_to_wait = 0
         self._is_warming_up = False
         self._untimed_steps = 0
@@ -76,8 +77,9 @@ class Drafting:
         """Whether the last token of a decode must be known before the next step is planned: drafts follow it."""
         return self._blocked is None
 
-    def propose(self, running: Iterable[Sequence], *, is_crowded: bool = False) -> Proposed:
-        """Return drafts for those decodes that may have some in the next step. `is_crowded`: see `DraftLengths`."""
+    def propose(self, running: Seq[Sequence], *, is_crowded: bool = False, num_entering: int = 0) -> Proposed:
+        """Return drafts for those decodes that may have some in the next step. `is_crowded`: see `DraftLengths`.
+        `num_entering`: requests that wait and will soon be running, too."""
         decodes = [
             one
             for one in running
@@ -104,7 +106,10 @@ class Drafting:
                 wanted[one] = most
             else:
                 self._skipped[reason] += 1
-        return self._proposed(wanted, len(decodes), Skip.CROWDED if is_crowded else Skip.NO_GAIN) if wanted else {}
+        if not wanted:
+            return {}
+        self._num_coming = num_entering + sum(one.num_uncomputed_tokens > 1 for one in running)
+        return self._proposed(wanted, len(decodes), Skip.CROWDED if is_crowded else Skip.NO_GAIN)
 
     def _proposed(self, wanted: dict[Sequence, int], num_decodes: int, skip: Skip) -> Proposed:
         """Drafts of as many tokens as the governor chooses. `skip`: why it chooses none."""
@@ -116,7 +121,13 @@ class Drafting:
                 else self._ask_where_room_is(wanted, _share(num_decodes))
             )
         if not self.lengths.is_free:
-            chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED, reading=self._reading)
+            chosen = self.lengths.choose(
+                wanted,
+                num_decodes,
+                is_crowded=skip is Skip.CROWDED,
+                reading=self._reading,
+                num_coming=self._num_coming,
+            )
             chosen = chosen if self._reason_of_drafter() is None else {}
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
@@ -141,7 +152,7 @@ class Drafting:
         if sequence not in self._had_drafts:
             self._call(find)
         coming = self._answer_lengths.expected_tokens(sequence.num_generated_tokens, self._most_tokens(sequence))
-        return Reading(seconds, coming)
+        return Reading(seconds, coming, self._answer_lengths.mean_tokens)
 
     def _ask_where_room_is(self, lengths: Mapping[Sequence, int], share: int) -> Proposed:
         """Ask for drafts of those that have blocks for them. `share`: the most drafts of each."""

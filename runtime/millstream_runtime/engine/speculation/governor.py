@@ -25,7 +25,12 @@ from dataclasses import dataclass, field
 from millstream_runtime.engine.speculation.acceptance import Acceptance
 from millstream_runtime.engine.speculation.draft_lengths import GovernorStats, K, LengthTotals
 from millstream_runtime.engine.speculation.goodput import Goodput, best_goodput, lengths_from, likeliest_first
-from millstream_runtime.engine.speculation.reading_worth import Reading, ReadingPrice, worth_drafting
+from millstream_runtime.engine.speculation.reading_worth import (
+    Reading,
+    ReadingPrice,
+    before_the_end,
+    worth_drafting,
+)
 from millstream_runtime.engine.speculation.step_costs import StepCosts
 
 LEAST_GAIN = 1.02
@@ -117,6 +122,7 @@ class Governor:
         *,
         is_crowded: bool,
         reading: Callable[[K], Reading] | None = None,
+        num_coming: int = 0,
     ) -> dict[K, int]:
         """See `DraftLengths.choose`."""
         self._end_trial()
@@ -126,16 +132,19 @@ class Governor:
         if not bucket.costs.is_timed(0):
             return {}
         marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
-        worth = marginals if reading is None else self._without_unworthy(bucket, marginals, num_decodes, reading)
+        worth, found = marginals, dict[K, Reading]()
+        if reading is not None:
+            found = {one: reading(one) for one in marginals}
+            marginals = {one: before_the_end(of, found[one].answer_tokens) for one, of in marginals.items()}
+            worth = self._without_unworthy(bucket, marginals, num_decodes, found, num_coming)
         likeliest = likeliest_first(worth)
         usual = self._usual(bucket, num_decodes, likeliest)
-        reading = reading or _reads_nothing
         looks = not self._compares_unchecked or bucket.looks_for_trial(self._max_draft_tokens)
-        tried = self._try_step(bucket, num_decodes, marginals, usual, reading) if looks else None
+        tried = self._try_step(bucket, num_decodes, marginals, usual, found) if looks else None
         if tried is not None:
             return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
         if not usual.num_drafts:
-            return self._try_request(bucket, marginals, num_decodes, usual, reading)
+            return self._try_request(bucket, marginals, num_decodes, usual, found)
         return lengths_from(worth, likeliest[usual.num_drafts - 1])
 
     def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
@@ -223,16 +232,18 @@ class Governor:
         bucket: _Bucket,
         marginals: Mapping[K, list[float]],
         num_decodes: int,
-        reading: Callable[[K], Reading],
+        found: Mapping[K, Reading],
+        num_coming: int,
     ) -> Mapping[K, list[float]]:
         """Leave out the requests whose drafts would save less than it takes to read them."""
         line = bucket.costs.line()
         plain_seconds = line[0] / num_decodes  # of a token
-        found = {one: reading(one) for one in marginals}
         self._reading_price.observe(found, plain_seconds)
         unread = {one: of for one, of in found.items() if of.seconds > 0}
         if not unread:
             return marginals
+        if num_coming and not self._drafts_with(num_decodes + num_coming, marginals):
+            return {one: of for one, of in marginals.items() if one not in unread}
         if len(unread) == len(marginals):
             return worth_drafting(marginals, num_decodes, line, unread)
         # Others draft already, and batches of which only a part drafts are the slowest: so it is decided for all that
@@ -245,13 +256,23 @@ class Governor:
             if one not in unread or (bucket.reads and unread[one].seconds <= plain_seconds * unread[one].coming_tokens)
         }
 
+    def _drafts_with(self, num_decodes: int, marginals: Mapping[K, list[float]]) -> bool:
+        """Whether a batch of so many requests like these would draft: what is read for a few of it would be in vain."""
+        costs = self._bucket_to_choose_by(num_decodes).costs
+        if not costs.is_timed(0):
+            return True
+        of_each = -(-num_decodes // len(marginals))
+        likeliest = [one for one in likeliest_first(marginals) for _ in range(of_each)]
+        best = best_goodput(num_decodes, likeliest[: num_decodes * self._max_draft_tokens], costs.line())
+        return best.tokens_per_second >= LEAST_GAIN * num_decodes / costs.seconds(0)
+
     def _try_step(
         self,
         bucket: _Bucket,
         num_decodes: int,
         marginals: Mapping[K, list[float]],
         usual: Goodput,
-        reading: Callable[[K], Reading],
+        found: Mapping[K, Reading],
     ) -> int | None:
         """A length whose time is unknown or old, for all requests of a step; None where nothing is to be tried."""
         self._saves_for_step = False
@@ -273,7 +294,7 @@ class Governor:
                 self._saves_for_step |= is_close
                 continue
             if reading_all is None:
-                reading_all = sum(reading(one).seconds for one in marginals)
+                reading_all = sum(of.seconds for of in found.values())
             if self._begin_trial(trial, usual, reading_all if length else 0.0):
                 bucket.tried(length, is_close=is_close)
                 return length
@@ -285,7 +306,7 @@ class Governor:
         marginals: Mapping[K, list[float]],
         num_decodes: int,
         usual: Goodput,
-        reading: Callable[[K], Reading],
+        found: Mapping[K, Reading],
     ) -> dict[K, int]:
         """Drafts of the request of which none were seen for longest: it may have become easier to guess."""
         if self._compares_unchecked or self._saves_for_step:
@@ -299,7 +320,7 @@ class Governor:
             trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
             if not self._may_try(trial, usual):
                 break
-            if self._begin_trial(trial, usual, reading(oldest).seconds):
+            if self._begin_trial(trial, usual, found[oldest].seconds if found else 0.0):
                 return {oldest: len(drafts)}
         return {}
 
@@ -335,7 +356,3 @@ def _drafts_by_length(marginals: Mapping[K, list[float]], longest: int) -> list[
         num_drafts, standing = num_drafts + len(of_place), standing + sum(of_place)
         by_length.append((num_drafts, standing))
     return by_length
-
-
-def _reads_nothing(request: Hashable) -> Reading:
-    return Reading(0.0, 0.0)

@@ -42,6 +42,7 @@ class LengthChoice:
         *,
         is_crowded: bool,
         reading: Callable[[Sequence], Reading] | None = None,
+        num_coming: int = 0,
     ) -> Mapping[Sequence, int]:
         """Return how many drafts each request checks, at most `most` of it; see `DraftLengths.choose`."""
         if self.mode is GovernorMode.DISABLED:
@@ -49,7 +50,7 @@ class LengthChoice:
         self.governor.explores = self.mode is GovernorMode.ENFORCE
         for sequence in [*self._compared]:
             self._compare(sequence)
-        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded, reading=reading)
+        chosen = self.governor.choose(most, num_decodes, is_crowded=is_crowded, reading=reading, num_coming=num_coming)
         self._chosen_length = sum(chosen.values()) / num_decodes
         return chosen if self.mode is GovernorMode.ENFORCE else most
 

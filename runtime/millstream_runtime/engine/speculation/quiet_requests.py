@@ -1,9 +1,10 @@
 """Which requests are asked for drafts where asking is free but for its time: not each of them in each step.
 
-A text that came upon nothing it said before will seldom do so with its next token. Looking takes some 15 to 40 µs per
-request all the same, one step in twenty at 16 requests. So a request for which nothing was proposed in QUIET_STEPS
-looks in a row is looked at in one step of LOOK_EVERY_STEPS, the same for all such requests: the others cost nothing,
-and where a request begins to repeat itself it has its drafts up to three tokens later. Pure: no torch, no clock.
+A text that came upon nothing it said before will seldom do so with its next token, and looking costs time all the same,
+the more as a step of the model has emptied the processor's caches meanwhile. So a request for which nothing was
+proposed in QUIET_STEPS looks in a row is looked at in one step of LOOK_EVERY_STEPS, the same for all such requests: the
+other steps cost nothing, and where a request begins to repeat itself it has its drafts up to three tokens later. Pure:
+no torch, no clock.
 """
 
 from __future__ import annotations

@@ -15,10 +15,12 @@ already, as many more as it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, TypeVar
 
+from millstream_runtime.engine.speculation.catching_up import CHUNK_SECONDS
 from millstream_runtime.engine.speculation.goodput import best_goodput, lengths_from, likeliest_first
 
 NEW_SHARE = 0.1  # of what is known of answers and prompts, by the latest one
@@ -32,10 +34,26 @@ class Reading(NamedTuple):
     Attributes:
         seconds: in which a draft model reads what it has not read of it; 0 where that is little.
         coming_tokens: that are expected of its answer.
+        answer_tokens: of answers, on average; each token ends one with the chance 1 / `answer_tokens`.
     """
 
     seconds: float
     coming_tokens: float
+    answer_tokens: float = math.inf
+
+
+def before_the_end(marginals: Seq[float], answer_tokens: float) -> list[float]:
+    """Return the chances that drafts stand and that the answer has not ended before them; see `Reading`.
+
+    The last check of each answer is cut short, so without this drafts of short answers look a tenth better than they
+    are.
+    """
+    goes_on, still = 1 - 1 / max(answer_tokens, 1.0), 1.0
+    found = []
+    for one in marginals:
+        still *= goes_on
+        found.append(one * still)
+    return found
 
 
 def worth_reading(unread: Mapping[K, Reading], saved_seconds_per_token: float) -> set[K]:
@@ -46,9 +64,12 @@ def worth_reading(unread: Mapping[K, Reading], saved_seconds_per_token: float) -
         return unread[one].seconds / max(unread[one].coming_tokens, 1.0)
 
     worth: set[K] = set()
-    left_seconds = 0.0
+    left_seconds = reading_seconds = 0.0
     for one in sorted(unread, key=seconds_per_token):
-        left_seconds += saved_seconds_per_token * unread[one].coming_tokens - unread[one].seconds
+        seconds, coming_tokens, _ = unread[one]
+        reading_seconds += seconds
+        without_drafts = reading_seconds / CHUNK_SECONDS  # tokens that come, one per step, until it is its turn
+        left_seconds += saved_seconds_per_token * max(0.0, coming_tokens - without_drafts) - seconds
         if left_seconds < 0:
             break
         worth.add(one)
@@ -97,7 +118,7 @@ class ReadingPrice:
     def observe(self, found: Mapping[K, Reading], plain_seconds_per_token: float) -> None:
         """Learn of the requests that were not seen before. Those that take longer to read than without any drafts are
         never read, so they are no part of it."""
-        for one, (seconds, coming_tokens) in found.items():
+        for one, (seconds, coming_tokens, _) in found.items():
             if one in self._seen:
                 continue
             self._seen.add(one)
@@ -120,6 +141,11 @@ class AnswerLengths:
         """Learn how many tokens an answer had when it ended."""
         known = self._mean_tokens
         self._mean_tokens = num_tokens if known is None else (1 - NEW_SHARE) * known + NEW_SHARE * num_tokens
+
+    @property
+    def mean_tokens(self) -> float:
+        """Infinite before the first answer has ended."""
+        return math.inf if self._mean_tokens is None else self._mean_tokens
 
     def expected_tokens(self, num_generated: int, most: int) -> float:
         """How many more tokens will come. `most`: as the request allows."""

@@ -116,10 +116,44 @@ def test_a_request_drafts_where_that_saves_what_reading_it_takes() -> None:
 
     both, none = frozenset("ab"), frozenset[str]()
     assert {*chosen(0.0, 0.0)} == {both}
-    assert {*chosen(0.12, 0.12)} == {both}
+    assert {*chosen(0.09, 0.09)} == {both}
+    assert {*chosen(0.12, 0.12)} == {none}, "six steps pass meanwhile, whose tokens have no drafts"
     assert {*chosen(0.01, 0.2)} == {both}, "what the first saves is spent on the second"
     assert {*chosen(0.14, 0.14)} == {none}
     assert {*chosen(0.01, 0.5)} == {frozenset("a")}
+
+
+def test_nothing_is_read_for_a_batch_that_will_not_draft_when_it_is_complete() -> None:
+    """Drafts gain for one request, and lose for 16. Reading them takes a step, and pays for one alone."""
+    governor = Governor(MOST, compares_unchecked=False)
+
+    def seconds(num_decodes: int, num_drafts: int) -> float:
+        return 0.01 + (0.001 if num_decodes == 1 else 0.004) * num_drafts
+
+    for num_decodes in (1, 16):
+        for num_drafts in (0, num_decodes, 4 * num_decodes):
+            for _ in range(8):
+                governor.observe_costs(num_decodes, num_drafts, seconds(num_decodes, num_drafts))
+    unread = Reading(0.01, 60)
+    governor.explores = False
+    for num_coming, drafts in ((0, True), (15, False), (0, True)):
+        chosen = governor.choose({"a": 4}, 1, is_crowded=False, reading=lambda one: unread, num_coming=num_coming)
+        assert bool(chosen) is drafts, num_coming
+    read = Reading(0.0, 60)
+    assert governor.choose({"a": 4}, 1, is_crowded=False, reading=lambda one: read, num_coming=15), "it is read already"
+
+
+def test_short_answers_are_expected_to_end_among_their_drafts() -> None:
+    """Two drafts that always stand pay for long answers, and do not where every second token is the last."""
+    governor = Governor(MOST, compares_unchecked=False)
+    for num_drafts in (0, 1, MOST):
+        for _ in range(8):
+            governor.observe_costs(1, num_drafts, 0.01 + 0.0055 * num_drafts)
+    governor.explores = False
+    for answer_tokens, drafts in ((1000.0, True), (2.0, False)):
+        reading = Reading(0.0, 100, answer_tokens)
+        chosen = governor.choose({"a": 2}, 1, is_crowded=False, reading=lambda one, found=reading: found)
+        assert bool(chosen) is drafts, answer_tokens
 
 
 def test_it_drafts_where_that_pays_and_not_where_it_does_not() -> None:

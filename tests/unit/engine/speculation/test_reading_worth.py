@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from millstream_runtime.engine.speculation.reading_worth import (
     AnswerLengths,
     Reading,
     ReadingPrice,
+    before_the_end,
     worth_drafting,
     worth_reading,
 )
@@ -28,8 +31,8 @@ def test_an_answer_is_expected_to_be_as_long_as_those_before_it_and_no_longer_th
 
 
 def test_a_long_prompt_with_a_short_answer_is_not_read_and_a_short_one_is() -> None:
-    assert worth_reading({"a": Reading(0.079, 40)}, 0.002) == {"a"}
-    assert not worth_reading({"a": Reading(0.081, 40)}, 0.002)
+    assert worth_reading({"a": Reading(0.072, 40)}, 0.002) == {"a"}
+    assert not worth_reading({"a": Reading(0.074, 40)}, 0.002), "0.08 s less what comes while it is read"
     assert worth_reading({"a": Reading(0.0, 0)}, 0.0) == {"a"}, "there is nothing left to read"
     assert not worth_reading({"a": Reading(0.01, 40)}, -0.001)
 
@@ -38,6 +41,19 @@ def test_what_some_save_is_spent_on_others_so_that_a_batch_drafts_as_a_whole() -
     unread = {"long": Reading(0.13, 40), "short": Reading(0.01, 40), "longest": Reading(0.9, 40)}
     assert worth_reading(unread, 0.002) == {"short", "long"}
     assert worth_reading({"long": unread["long"]}, 0.002) == set()
+
+
+def test_those_that_are_read_last_have_had_tokens_without_drafts_until_then() -> None:
+    three = {name: Reading(0.04, 40) for name in "abc"}  # two steps each
+    assert worth_reading(three, 0.0013) == {"a", "b", "c"}
+    assert worth_reading(three, 0.0011) == {"a", "b"}
+    assert worth_reading(three, 0.0010) == set()
+
+
+def test_drafts_behind_the_end_of_an_answer_give_nothing() -> None:
+    assert before_the_end([0.8, 0.5], math.inf) == [0.8, 0.5]
+    assert before_the_end([0.8, 0.4], 2.0) == [0.4, 0.1]
+    assert before_the_end([1.0, 1.0], 0.0) == [0.0, 0.0]
 
 
 def test_the_price_of_reading_is_that_of_the_requests_of_late_each_counted_once() -> None:
