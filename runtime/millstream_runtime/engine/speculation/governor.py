@@ -132,7 +132,8 @@ class Governor:
         if not bucket.costs.is_timed(0):
             return {}
         marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
-        worth, found = marginals, dict[K, Reading]()
+        worth: Mapping[K, list[float]] = marginals
+        found: dict[K, Reading] = {}
         if reading is not None:
             found = {one: reading(one) for one in marginals}
             marginals = {one: before_the_end(of, found[one].answer_tokens) for one, of in marginals.items()}

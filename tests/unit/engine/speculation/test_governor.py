@@ -151,8 +151,8 @@ def test_short_answers_are_expected_to_end_among_their_drafts() -> None:
             governor.observe_costs(1, num_drafts, 0.01 + 0.0055 * num_drafts)
     governor.explores = False
     for answer_tokens, drafts in ((1000.0, True), (2.0, False)):
-        reading = Reading(0.0, 100, answer_tokens)
-        chosen = governor.choose({"a": 2}, 1, is_crowded=False, reading=lambda one, found=reading: found)
+        reading = partial(_always, Reading(0.0, 100, answer_tokens))
+        chosen = governor.choose({"a": 2}, 1, is_crowded=False, reading=reading)
         assert bool(chosen) is drafts, answer_tokens
 
 

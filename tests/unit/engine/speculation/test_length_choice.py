@@ -13,6 +13,7 @@ from millstream_runtime.engine import warm_up
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import GovernorReport, Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation import reading_worth
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.engine.speculation.length_choice import crowd_of
@@ -185,6 +186,7 @@ def test_a_prompt_that_takes_longer_to_read_than_its_drafts_save_is_left_alone(
     answer: list[int], write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
+    monkeypatch.setattr(reading_worth, "CHUNK_SECONDS", 20.0)  # as long as 20 steps, as in life
 
     class Reading(EachAlone):
         """A draft model that takes so many seconds to read a prompt."""
