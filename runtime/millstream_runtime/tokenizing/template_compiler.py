@@ -33,7 +33,7 @@ class TemplateCompiler(CodeGenerator):
         node.body = [look_at_the_clock, *node.body]
         super().visit_For(node, frame)
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:  # noqa: N802
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
         parts: list[nodes.Expr] = [node.right]
         left = node.left
         while isinstance(left, nodes.Add):
@@ -87,7 +87,7 @@ class TemplateCompiler(CodeGenerator):
         if len(node.ops) == 1:
             right = node.ops[0].expr
             is_membership = node.ops[0].op in ("in", "notin")
-            if _is_short(node.expr) or _is_short(right) or (is_membership and _is_short_list(right)):
+            if _is_short(right) or (_is_short_list(right) if is_membership else _is_short(node.expr)):
                 super().visit_Compare(node, frame)
                 return
             if is_membership:

@@ -242,7 +242,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_rendered"), [], [], body).set_lineno(line)

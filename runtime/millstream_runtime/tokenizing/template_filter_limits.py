@@ -8,7 +8,7 @@ A filter that is not named here makes at most a few times what it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from markupsafe import Markup
@@ -24,6 +24,7 @@ from millstream_runtime.tokenizing.template_limits import (
 )
 from millstream_runtime.tokenizing.template_operations import (
     ESCAPED_CHARACTERS,
+    cased_characters,
     joined_characters,
     line_count,
     percent_characters,
@@ -90,13 +91,18 @@ def _require_truncate(value: Any, given: Mapping[str, Any]) -> None:
 def _require_urlize(value: Any, given: Mapping[str, Any]) -> None:
     characters, schemes = text_characters(value), given.get("extra_schemes")
     require("characters for a filter that looks for addresses", characters, MAX_ADDRESS_CHARACTERS)
-    require("schemes of addresses", len(schemes) if hasattr(schemes, "__len__") else 0, MAX_SCHEMES)
+    if isinstance(schemes, Sized):
+        require("schemes of addresses", len(schemes), MAX_SCHEMES)
     attributes = text_characters(given.get("target") or "") + text_characters(given.get("rel") or "")
     require_text(characters * (ESCAPED_CHARACTERS + 64 + attributes))
 
 
 def _require_striptags(value: Any, _given: Mapping[str, Any]) -> None:
     require("characters with tags to strip", text_characters(value), MAX_SLOW_CHARACTERS)
+
+
+def _require_case(value: Any, _given: Mapping[str, Any]) -> None:
+    require_text(cased_characters(value) if isinstance(value, str) else text_characters(value))
 
 
 def _require_words(value: Any, _given: Mapping[str, Any]) -> None:
@@ -158,6 +164,7 @@ def _require_round(_value: Any, given: Mapping[str, Any]) -> None:
 
 REQUIRED: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "batch": _require_batch,
+    "capitalize": _require_case,
     "center": _require_center,
     "e": _require_escaped,
     "escape": _require_escaped,
@@ -166,6 +173,7 @@ REQUIRED: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "indent": _require_indent,
     "int": _require_int,
     "list": _require_list,
+    "lower": _require_case,
     "pprint": _require_pprint,
     "replace": _require_replace,
     "round": _require_round,
@@ -174,6 +182,7 @@ REQUIRED: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "title": _require_words,
     "trim": _require_trim,
     "truncate": _require_truncate,
+    "upper": _require_case,
     "urlencode": _require_urlencode,
     "urlize": _require_urlize,
     "wordcount": _require_words,

@@ -34,9 +34,11 @@ from millstream_runtime.tokenizing.template_limits import (
 
 ESCAPED_CHARACTERS = 6  # of one character, as HTML or as JSON writes it
 ENCODED_CHARACTERS = 100  # of one character, where an error handler writes its name
+CASED_CHARACTERS = 3  # of one character, in the other case
 SPLIT_BYTES = 64  # of a small text
 # Python keeps every unknown name for ever, and looks for it among its files; some encodings are slow.
 _ENCODINGS = ("utf-8", "utf8", "ascii", "latin-1", "utf-16", "utf-32")
+_CASES = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
 _NUMBER = re.compile(r"\d+")
 _LINE_BREAKS = "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
 # Quadratic, unlike those from the start.
@@ -126,8 +128,8 @@ def _require_method_of_text(owner: str | bytes, name: str, given: list[Any]) -> 
         require_text(escaped * bound(owner, given))
     if name in ("strip", "lstrip", "rstrip"):
         require_strip(owner, given)
-    elif name == "striptags":
-        require("characters with tags to strip", len(owner), MAX_SLOW_CHARACTERS)
+    elif name in ("striptags", "unescape"):
+        require("characters with tags or entities", len(owner), MAX_SLOW_CHARACTERS)
 
 
 def _require_search(budget: RenderBudget, owner: str | bytes, name: str, first: Any) -> None:
@@ -212,6 +214,11 @@ def _translated_characters(text: str | bytes, given: list[Any]) -> int:
     return len(text) * max((len(value) for value in values if isinstance(value, str)), default=1)
 
 
+def cased_characters(text: str | bytes) -> int:
+    """An upper bound on the characters of `text.upper()` and the like."""
+    return len(text) if text.isascii() else CASED_CHARACTERS * len(text)
+
+
 def _tabs(text: str | bytes, given: list[Any]) -> int:
     size = next((value for value in given if isinstance(value, int)), 8)
     return len(text) + (text.count("\t") if isinstance(text, str) else text.count(b"\t")) * max(size, 0)
@@ -219,6 +226,7 @@ def _tabs(text: str | bytes, given: list[Any]) -> int:
 
 _OF_TEXTS: dict[str, Callable[[str | bytes, list[Any]], int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _width),
+    **dict.fromkeys(_CASES, lambda text, given: cased_characters(text)),
     "expandtabs": _tabs,
     "replace": lambda text, given: replaced_characters(text, *given[:2]) if len(given) > 1 else len(text),
     "join": lambda text, given: joined_characters(text, given[0]) if given else len(text),

@@ -175,9 +175,10 @@ async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
         has_begun = True
         return work()
 
+    seconds = limits.TOKENIZE_TIMEOUT_SECONDS
     running = asyncio.get_running_loop().run_in_executor(threads, begin)
     try:
-        return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
+        return await asyncio.wait_for(running, seconds)
     except TimeoutError as error:
         if not has_begun:
             raise tokenizer_busy() from error

@@ -194,7 +194,7 @@ def test_a_template_that_makes_a_long_prompt_of_a_short_chat_is_refused_before_i
         server.wait_ready()
 
         def ask(words: int) -> tuple[int, str | None, str]:
-            answer = server.post("/tokenize", {"model": "m", "messages": [{"role": "user", "content": str(words)}]})
+            answer = server.post("/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": str(words)}]})
             error = answer.json().get("error", {})
             return answer.status_code, error.get("code"), error.get("message", "")
 
