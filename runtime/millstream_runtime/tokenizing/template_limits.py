@@ -36,9 +36,9 @@ ITEM_BYTES = 80  # of an item that an operation makes, or of an argument
 PIECE_BYTES = 8  # of the reference to a piece of a text
 LARGE_BYTES = 4096  # of what is worth giving back to the budget
 SEQUENCES = (list, tuple)
-VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-CONTAINERS = (list, tuple, dict, set, *VIEWS)
-_SEARCHED = (list, tuple, *VIEWS)
+VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, set, *VIEWS)
+_SEARCHED: tuple[type[Any], ...] = (list, tuple, *VIEWS)
 _PLAIN = (str, bytes, int, float, type(None))
 
 
@@ -214,4 +214,4 @@ def _inner(value: Any) -> list[Any]:
     return list(value)
 
 
-_NESTING = (*CONTAINERS, jinja2.utils.Namespace, types.MethodType)
+_NESTING: tuple[type[Any], ...] = (*CONTAINERS, jinja2.utils.Namespace, types.MethodType)
