@@ -14,7 +14,8 @@ from typing import Any
 import jinja2
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.tokenizing.template_environment import RefusedByTemplate, TemplateEnvironment
+from millstream_runtime.tokenizing.template_environment import TemplateEnvironment
+from millstream_runtime.tokenizing.template_globals import RefusedByTemplate
 from millstream_runtime.tokenizing.template_limits import (
     MAX_TEXT_CHARACTERS,
     RenderBudget,
@@ -22,7 +23,7 @@ from millstream_runtime.tokenizing.template_limits import (
     TemplateTimeExceeded,
 )
 
-PIECE_BYTES = 8  # of a piece of what is rendered, besides its text
+MAX_MESSAGE_CHARACTERS = 2048  # of what a template says when it refuses messages
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # What no client may give: variables and helpers of every template, and arguments of `apply_chat_template` of
 # `transformers`, which some servers would read there.
@@ -43,6 +44,14 @@ class ChatTemplateError(Exception):
 
 class ChatTemplateTooSlow(ChatTemplateError):
     """The template has not ended in its time."""
+
+
+class ChatPromptTooLong(ChatTemplateError):
+    """The template made more characters of the messages than the caller takes."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__(f"The model's chat template makes {characters} characters of these messages.")
+        self.characters = characters
 
 
 class ChatTemplate:
@@ -97,7 +106,8 @@ class ChatTemplate:
         except ChatTemplateError:
             raise
         except RefusedByTemplate as error:
-            raise ChatTemplateError(f"The model's chat template refused the messages: {error.message}") from error
+            message = (error.message or "")[:MAX_MESSAGE_CHARACTERS]
+            raise ChatTemplateError(f"The model's chat template refused the messages: {message}") from error
         except Exception as error:
             # The template is a program: whatever it raises (RecursionError, for one) is its own, an internal detail.
             given = "these messages with these chat_template_kwargs" if template_kwargs else "these messages"
@@ -110,7 +120,6 @@ class ChatTemplate:
             characters += len(piece)
             if characters > MAX_TEXT_CHARACTERS:
                 raise ChatTemplateError("The rendered messages are too long.")
-            budget.check_time()
-            budget.charge(PIECE_BYTES)
+            budget.charge_piece(piece)
             pieces.append(piece)
         return "".join(pieces)

@@ -1,7 +1,4 @@
-"""The filters and tests of chat templates, each with the size of its result computed before it runs.
-
-    {{ x | center(10**9) }}      refused before a text is made
-    {{ range(9) | batch(10**9, 0) }}, {{ x | indent(10**9) }}, {{ x | tojson(indent=10**9) }}, …
+"""The filters and tests of chat templates: what each makes is looked at before it runs, and counted after.
 
 Results that are made one by one (`map`, `select`, `batch`) are counted one by one.
 """
@@ -11,42 +8,46 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from io import StringIO
 from typing import Any
 
 import jinja2
 import jinja2.filters
 import jinja2.runtime
-from markupsafe import Markup
 
+from millstream_runtime.tokenizing.template_filter_limits import REQUIRED, require_join, require_sum
 from millstream_runtime.tokenizing.template_limits import (
-    MAX_ITEMS,
-    MAX_SLOW_CHARACTERS,
-    MAX_TEXT_CHARACTERS,
+    ITEM_BYTES,
+    OBJECT_BYTES,
+    SHORT_CHARACTERS,
     RenderBudget,
     Renders,
     require,
     require_comparable,
     require_items,
+    require_membership,
     require_text,
     text_characters,
 )
-from millstream_runtime.tokenizing.template_operations import (
-    ESCAPED_CHARACTERS,
-    joined_characters,
-    percent_characters,
-    replaced_characters,
-    require_strip,
-)
 
 MAX_JSON_INDENT = 64
-MAX_PRECISION = 300  # of `round`: a float has no more digits
-MAX_PRETTY_CHARACTERS = 1 << 20  # `pprint` and `wordwrap` are slow, and cannot be stopped
-ITEM_BYTES = 64  # of an item that is made on the way through a filter
-URL_CHARACTERS = 12  # of one character in a URL
+MAX_ATTRIBUTE_CHARACTERS = 256  # `a.b.c` is looked up for every item
 # They give what they were given, or a part of it.
 _MAKE_NOTHING = frozenset({"d", "default", "first", "last", "attr", "random", "min", "max", "length", "count"})
-_CONSUME = frozenset({"join", "list", "sort", "unique", "min", "max", "groupby", "sum", "batch", "slice", "reverse"})
+_CONSUME = frozenset(
+    {
+        *("join", "list", "sort", "unique", "min", "max", "groupby", "sum", "batch", "slice", "reverse"),
+        *("urlencode", "xmlattr"),
+    }
+)
+# Of a text, a range or a view, they make the items, too, or take long for each.
+_MAKE_ITEMS = frozenset({"list", "sort", "unique", "min", "max", "groupby", "sum", "batch", "slice"})
+_MAKE_PAIRS = frozenset({"dictsort", "groupby"})
+_WITH_ATTRIBUTE = frozenset(
+    {"map", "selectattr", "rejectattr", "sort", "unique", "min", "max", "groupby", "sum", "join"}
+)
 _COMPARED = frozenset({"sort", "unique", "min", "max", "groupby", "dictsort", "sum"})
 _TO_TEXT = frozenset(
     {
@@ -56,46 +57,82 @@ _TO_TEXT = frozenset(
     }
 )
 _COMPARING_TESTS = frozenset(
-    {
-        *("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", "ge", ">=", "<", "lt", "lessthan", "<=", "le"),
-        "in",
-    }
+    ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", "ge", ">=", "<", "lt", "lessthan", "<=", "le")
 )
 
 
 def bounded_filter(name: str, original: Callable[..., Any], renders: Renders) -> Callable[..., Any]:
     """`original`, as a filter that needs the context: Jinja computes no such filter while it compiles."""
     signature = _signature(inspect.unwrap(original))
-    require_result = _REQUIRED.get(name)
+    defaults = _defaults(signature)
+    passed = _passed(original)
+    require_given, require_result = _before(name), REQUIRED.get(name)
+    has_attribute, makes_nothing, makes_pairs = name in _WITH_ATTRIBUTE, name in _MAKE_NOTHING, name in _MAKE_PAIRS
 
     @jinja2.pass_context
     @functools.wraps(original)
-    def bounded(context: jinja2.runtime.Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def bounded(context: jinja2.runtime.Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = renders.budget
-        budget.check_time()
-        if name in _CONSUME and isinstance(value, Iterator):
-            value = bounded_list(value, budget)
-        if name in _COMPARED:
-            require_comparable(value)
-        if name in _TO_TEXT:
-            budget.require_bytes(text_characters(value))
-        if require_result is not None:
-            require_result(value, _named(signature, value, args, kwargs))
-        if name in ("join", "sum"):
-            value, args, kwargs = _with_attributes(context, value, args, kwargs, name)
-        result = context.call(original, value, *args, **kwargs)
-        if name in _MAKE_NOTHING:
+        if args or kwargs or type(value) is not str or len(value) > SHORT_CHARACTERS:
+            budget.check_time()
+            value = require_given(value, budget)
+            if has_attribute and (args or kwargs):
+                _require_attribute(name, signature, value, args, kwargs)
+            if require_result is not None:
+                require_result(value, _named(signature, value, args, kwargs) if args or kwargs else defaults)
+            if name in ("join", "sum"):
+                value, args, kwargs = _with_attributes(context, value, args, kwargs, name)
+        result = original(*passed(context), value, *args, **kwargs)
+        if type(result) is str:
+            budget.charge(sys.getsizeof(result))
+            return result
+        if makes_nothing:
             return result
         if isinstance(result, Iterator):
+            budget.charge(2 * OBJECT_BYTES)
             return _counted(result, budget)
         budget.charge_value(result)
+        if makes_pairs:
+            for pair in result:
+                budget.charge_value(pair)
+                budget.charge_value(pair[1])  # a list, of `groupby`
         return result
 
     return bounded
 
 
+def _passed(original: Callable[..., Any]) -> Callable[[jinja2.runtime.Context], tuple[Any, ...]]:
+    """What Jinja gives to this filter before the value."""
+    kind = getattr(original, "jinja_pass_arg", None)
+    if kind is None:
+        return lambda context: ()
+    return {
+        "context": lambda context: (context,),
+        "eval_context": lambda context: (context.eval_ctx,),
+        "environment": lambda context: (context.environment,),
+    }[kind.name]
+
+
+def _before(name: str) -> Callable[[Any, RenderBudget], Any]:
+    """What is done to a value before the filter sees it."""
+    is_consumed, is_compared, is_made_text = name in _CONSUME, name in _COMPARED, name in _TO_TEXT
+
+    def require_given(value: Any, budget: RenderBudget) -> Any:
+        if is_consumed and not isinstance(value, list | tuple):
+            value = _counted_items(name, value, budget)
+        if is_compared:
+            require_comparable(value)
+        if is_made_text:
+            budget.require_bytes(text_characters(value))
+        return value
+
+    return require_given
+
+
 def bounded_test(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """`original`, if it compares or makes a text of a value; else itself."""
+    if name == "in":
+        return _membership_test(original)
     if name in _COMPARING_TESTS:
         return _comparing_test(original)
     if name in ("lower", "upper"):
@@ -107,6 +144,14 @@ def _comparing_test(original: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
         require_comparable(value)
         return original(value, *args, **kwargs)
+
+    return bounded
+
+
+def _membership_test(original: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(value: Any, seq: Any) -> Any:
+        require_membership(value, seq)
+        return original(value, seq)
 
     return bounded
 
@@ -130,6 +175,30 @@ def bounded_list(values: Iterator[Any], budget: RenderBudget) -> list[Any]:
     return found
 
 
+def _counted_items(name: str, value: Any, budget: RenderBudget) -> Any:
+    """`value`, or a list of what it gives if it is an iterator. Raises TemplateLimitExceeded: too much."""
+    if isinstance(value, Iterator):
+        return bounded_list(value, budget)
+    if name in _MAKE_ITEMS and hasattr(value, "__len__"):
+        require_items(len(value))
+        budget.charge(ITEM_BYTES * len(value))
+    return value
+
+
+def _require_attribute(
+    name: str, signature: inspect.Signature | None, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    if name in ("selectattr", "rejectattr"):
+        attribute = args[0] if args else None
+    elif name == "map":
+        attribute = kwargs.get("attribute")
+    else:
+        attribute = _named(signature, value, args, kwargs).get("attribute")
+    require_comparable(attribute)  # is hashed
+    if isinstance(attribute, str):
+        require("characters in the name of an attribute", len(attribute), MAX_ATTRIBUTE_CHARACTERS)
+
+
 def json_filter(renders: Renders) -> Callable[..., str]:
     """`tojson` as `transformers` has it: Jinja's own escapes HTML characters, which would change the prompt."""
 
@@ -143,13 +212,13 @@ def json_filter(renders: Renders) -> Callable[..., str]:
         width = indent if isinstance(indent, int) else len(indent or "")
         require("spaces of indentation in JSON", width, MAX_JSON_INDENT)
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-        pieces, characters = [], 0
+        text, characters = StringIO(), 0
         for piece in encoder.iterencode(value):  # piece by piece: of lists that lie in themselves twice there is no end
             renders.budget.check_time()
             characters += len(piece)
             require_text(characters)
-            pieces.append(piece)
-        return "".join(pieces)
+            text.write(piece)
+        return text.getvalue()
 
     return to_json
 
@@ -174,9 +243,9 @@ def _with_attributes(
         attribute_of = jinja2.filters.make_attrgetter(context.environment, attribute)
         value = [attribute_of(item) for item in value]
     if name == "join":
-        _require_join(value, arguments)
+        require_join(value, arguments)
     else:
-        _require_sum(value, arguments)
+        require_sum(value, arguments)
     return value, (), arguments
 
 
@@ -191,6 +260,12 @@ def _signature(original: Callable[..., Any]) -> inspect.Signature | None:
     return signature.replace(parameters=parameters)
 
 
+def _defaults(signature: inspect.Signature | None) -> Mapping[str, Any]:
+    """The arguments of a call with a value alone."""
+    parameters = signature.parameters.values() if signature is not None else ()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
 def _named(
     signature: inspect.Signature | None, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -203,133 +278,3 @@ def _named(
         return {}
     bound.apply_defaults()
     return bound.arguments
-
-
-def _require_center(value: Any, given: Mapping[str, Any]) -> None:
-    width = given.get("width")
-    require_text(max(text_characters(value), width if isinstance(width, int) else 0))
-
-
-def _require_indent(value: Any, given: Mapping[str, Any]) -> None:
-    width, lines = given.get("width"), value.count("\n") + 2 if isinstance(value, str) else text_characters(value) + 2
-    characters = width if isinstance(width, int) else text_characters(width)
-    require_text(text_characters(value) + lines * max(characters, 0))
-
-
-def _require_join(value: Any, given: Mapping[str, Any]) -> None:
-    separator = text_characters(given.get("d", ""))
-    if isinstance(value, str):
-        require_text(len(value) * (1 + separator))
-    elif hasattr(value, "__len__"):
-        escaped = ESCAPED_CHARACTERS if any(isinstance(one, Markup) for one in value) else 1
-        require_text(escaped * (joined_characters("", value) + len(value) * separator))
-
-
-def _require_replace(value: Any, given: Mapping[str, Any]) -> None:
-    new = given.get("new")
-    text, old = value if isinstance(value, str) else str(value), given.get("old")
-    text_characters(old)
-    if not isinstance(new, str):
-        new = "x" * text_characters(new)
-    escaped = ESCAPED_CHARACTERS if any(isinstance(one, Markup) for one in (value, old, new)) else 1
-    require_text(escaped * replaced_characters(text, str(old), new))
-
-
-def _require_format(value: Any, given: Mapping[str, Any]) -> None:
-    text = value if isinstance(value, str) else str(value)
-    require_text(percent_characters(text, given.get("kwargs") or given.get("args") or ()))
-
-
-def _require_pprint(value: Any, _given: Mapping[str, Any]) -> None:
-    require("characters to print prettily", text_characters([value]), MAX_PRETTY_CHARACTERS)
-
-
-def _require_wordwrap(value: Any, given: Mapping[str, Any]) -> None:
-    characters, width, between = text_characters(value), given.get("width"), given.get("wrapstring")
-    require("characters to wrap", characters, MAX_PRETTY_CHARACTERS)
-    lines = 2 * characters // max(width if isinstance(width, int) else 1, 1) + 2
-    require_text(characters + (lines + str(value).count("\n")) * text_characters(between or "\n"))
-
-
-def _require_truncate(value: Any, given: Mapping[str, Any]) -> None:
-    require_text(text_characters(value) + text_characters(given.get("end", "")))
-
-
-def _require_slow_text(value: Any, given: Mapping[str, Any]) -> None:
-    characters = text_characters(value)
-    require("characters for a filter that looks for addresses", characters, MAX_SLOW_CHARACTERS)
-    attributes = text_characters(given.get("target") or "") + text_characters(given.get("rel") or "")
-    require_text(characters * (ESCAPED_CHARACTERS + 64 + attributes))
-
-
-def _require_escaped(value: Any, _given: Mapping[str, Any]) -> None:
-    require("characters of one text, escaped", text_characters(value), MAX_TEXT_CHARACTERS)
-
-
-def _require_urlencode(value: Any, _given: Mapping[str, Any]) -> None:
-    require_text(URL_CHARACTERS * text_characters(value))
-
-
-def _require_trim(value: Any, given: Mapping[str, Any]) -> None:
-    if given.get("chars") is not None:
-        require_strip(value if isinstance(value, str) else str(value), [given["chars"]])
-
-
-def _require_batch(_value: Any, given: Mapping[str, Any]) -> None:
-    linecount = given.get("linecount")
-    if isinstance(linecount, int):
-        require_items(linecount)
-
-
-def _require_slice(_value: Any, given: Mapping[str, Any]) -> None:
-    slices = given.get("slices")
-    if isinstance(slices, int):
-        require_items(slices)
-
-
-def _require_list(value: Any, _given: Mapping[str, Any]) -> None:
-    if hasattr(value, "__len__"):
-        require_items(len(value))
-
-
-def _require_sum(value: Any, given: Mapping[str, Any]) -> None:
-    start = given.get("start", 0)
-    if not isinstance(start, list | tuple) or not hasattr(value, "__len__"):
-        return
-    items = len(start) + sum(len(one) for one in value if isinstance(one, list | tuple))
-    require_items(items)
-    require("items copied in one sum", items * len(value), 64 * MAX_ITEMS)
-
-
-def _require_int(value: Any, _given: Mapping[str, Any]) -> None:
-    if isinstance(value, str):
-        require("digits in one number", len(value), 4300)
-
-
-def _require_round(_value: Any, given: Mapping[str, Any]) -> None:
-    precision = given.get("precision")
-    if isinstance(precision, int):
-        require("digits to round to", abs(precision), MAX_PRECISION)
-
-
-_REQUIRED: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
-    "batch": _require_batch,
-    "center": _require_center,
-    "e": _require_escaped,
-    "escape": _require_escaped,
-    "forceescape": _require_escaped,
-    "format": _require_format,
-    "indent": _require_indent,
-    "int": _require_int,
-    "list": _require_list,
-    "pprint": _require_pprint,
-    "replace": _require_replace,
-    "round": _require_round,
-    "slice": _require_slice,
-    "trim": _require_trim,
-    "truncate": _require_truncate,
-    "urlencode": _require_urlencode,
-    "urlize": _require_slow_text,
-    "wordwrap": _require_wordwrap,
-    "xmlattr": _require_urlencode,
-}

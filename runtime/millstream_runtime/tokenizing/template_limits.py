@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any
+import types
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import jinja2.utils
 
@@ -21,13 +22,24 @@ MAX_INTEGER_BITS = 8192  # Python writes no longer ones as text
 MAX_WALKED = 1 << 18  # what lies in a value that is compared or written, counted as often as it does
 # Bytes of everything that one render makes, whether or not it is kept.
 MAX_PRODUCED_BYTES = 256 << 20
-MAX_COMPARISONS = 1 << 30  # of characters or items, within one operation that cannot be stopped
+MAX_NESTED_LEVELS = 256  # of values in one another; Python hashes and compares them by recursion
+MAX_COMPARISONS = 1 << 28  # of characters or items, within one operation that cannot be stopped
+MAX_COMPARED_CHARACTERS = 1 << 31  # where a text is compared with all texts of a list
 MAX_SLOW_CHARACTERS = 64 << 10  # of a text for what takes a time quadratic in it
+MAX_ADDRESS_CHARACTERS = 2 << 10  # of a text in which regular expressions look for addresses, each quadratic in it
+MAX_KEYS = 8192  # that one call hashes: numbers can be made to collide
 NUMBER_CHARACTERS = 330  # of the longest float; integers are written digit by digit up to MAX_INTEGER_BITS
 REPR_SLAB_CHARACTERS = 64 << 10
+SHORT_CHARACTERS = 1024  # of a text with which most operations cost less than to look at the clock
+OBJECT_BYTES = 512  # of a container or an object besides its items: a namespace, an iterator with its frame
+ITEM_BYTES = 80  # of an item that an operation makes, or of an argument
+PIECE_BYTES = 8  # of the reference to a piece of a text
+LARGE_BYTES = 4096  # of what is worth giving back to the budget
 SEQUENCES = (list, tuple)
-CONTAINERS = (list, tuple, dict)
-_VIEWS = (KeysView, ValuesView, ItemsView)
+VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, set, *VIEWS)
+_SEARCHED: tuple[type[Any], ...] = (list, tuple, *VIEWS)
+_PLAIN = (str, bytes, int, float, type(None))
 
 
 class TemplateLimitExceeded(Exception):
@@ -56,13 +68,21 @@ class RenderBudget:
 
     def charge(self, num_bytes: int) -> None:
         """Count what was made, or is about to be."""
-        self.require_bytes(num_bytes)
         self._produced_bytes += num_bytes
+        if self._produced_bytes > MAX_PRODUCED_BYTES:
+            self.require_bytes(0)
 
     def charge_value(self, value: Any) -> None:
         """Count a value that was made, without what lies in it."""
-        if isinstance(value, str | bytes | list | tuple | dict | set):
-            self.charge(sys.getsizeof(value))
+        self.charge(sys.getsizeof(value) + (0 if isinstance(value, _PLAIN) else OBJECT_BYTES))
+
+    def charge_piece(self, text: str) -> None:
+        """Count a piece of what is written, which may be the text of a number or a list."""
+        self.charge(sys.getsizeof(text) + PIECE_BYTES)
+
+    def give_back(self, value: Any) -> None:
+        """Subtract a text or a list that was counted and is freed now."""
+        self._produced_bytes -= sys.getsizeof(value)
 
 
 class Renders(threading.local):
@@ -72,14 +92,37 @@ class Renders(threading.local):
         self.budget = RenderBudget()
 
 
+def is_last_reference(references: int, value: Any) -> bool:
+    """Whether a large text or list is freed when the caller's variable is.
+
+    `references`: what the caller sees, `is_last_reference(sys.getrefcount(value), value)`.
+    """
+    return references == _OWN_REFERENCES and type(value) in (str, list) and sys.getsizeof(value) >= LARGE_BYTES
+
+
+def _own_references() -> int:
+    """What `sys.getrefcount` says of an object that lies in one variable of the caller."""
+    value = object()
+    return sys.getrefcount(value)
+
+
+# From Python 3.14 on, callers lend their references without counting them: nothing is known to be freed.
+_OWN_REFERENCES = _own_references() if sys.version_info < (3, 14) else 0
+
+
 def require(what: str, value: int, most: int) -> None:
     """Raise TemplateLimitExceeded: `value` is above `most`."""
     if value > most:
         written = f"{value:,}" if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
-        raise TemplateLimitExceeded(
-            f"The model's chat template asks for too much: {what}: {written}, and at most {most:,} are allowed. "
-            "Shorten the messages, or correct chat_template.jinja of the model."
-        )
+        refuse(f"{what}: {written}, and at most {most:,} are allowed")
+
+
+def refuse(why: str) -> NoReturn:
+    """Raises TemplateLimitExceeded."""
+    raise TemplateLimitExceeded(
+        f"The model's chat template asks for too much: {why}. "
+        "Shorten the messages, or correct chat_template.jinja of the model."
+    )
 
 
 def require_text(characters: int) -> None:
@@ -95,9 +138,23 @@ def require_comparable(value: Any) -> None:
 
     A list that holds one list twice, which holds another twice, and so on, is small; Python walks all of its paths.
     """
-    if isinstance(value, CONTAINERS):
-        for _ in _walk(value):
-            pass
+    if not isinstance(value, CONTAINERS):
+        return
+    characters = 0
+    for level in _levels(value):
+        characters += sum(len(one) for one in level if isinstance(one, str | bytes))
+        require("characters that are compared", characters, MAX_TEXT_CHARACTERS)
+
+
+def require_membership(value: Any, container: Any) -> None:
+    """Raise TemplateLimitExceeded: `value in container` compares too much."""
+    if isinstance(container, _SEARCHED):
+        if isinstance(value, str | bytes):
+            most = len(container) * len(value)
+            require("characters that are compared", most, MAX_COMPARED_CHARACTERS)
+        elif isinstance(value, CONTAINERS):
+            require_comparable(container)
+    require_comparable(value)
 
 
 def text_characters(value: Any) -> int:
@@ -108,10 +165,13 @@ def text_characters(value: Any) -> int:
     """
     if isinstance(value, str):
         return len(value)
+    if value is None or isinstance(value, int):
+        return _own_characters(value)
     characters = 0
-    for part in _walk(value):
-        characters += _own_characters(part)
-        require_text(characters)
+    for level in _levels(value):
+        for part in level:
+            characters += _own_characters(part)
+            require_text(characters)
     return characters
 
 
@@ -127,24 +187,31 @@ def _own_characters(value: Any) -> int:
     return NUMBER_CHARACTERS if isinstance(value, float) else 128
 
 
-def _walk(value: Any) -> Iterator[Any]:
-    """`value` and what lies in it, as often as it does. Ends by its limit if it lies in itself."""
-    left, seen = [value], 0
-    while left:
-        one = left.pop()
-        seen += 1
-        yield one
-        inner = _inner(one)
-        require("values in one another", seen + len(left) + len(inner), MAX_WALKED)
-        left.extend(inner)
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """`value`, what lies in it, what lies in that, …, as often as it does. Ends by a limit if it lies in itself."""
+    level, seen, depth = [value], 1, 0
+    while level:
+        yield level
+        depth += 1
+        require("levels of values in one another", depth, MAX_NESTED_LEVELS)
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, _NESTING):
+                inner.extend(_inner(one))
+                require("values in one another", seen + len(inner), MAX_WALKED)
+        seen += len(inner)
+        level = inner
 
 
 def _inner(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, jinja2.utils.Namespace):
         attributes = object.__getattribute__(value, "_Namespace__attrs")
         return [*attributes.keys(), *attributes.values()]
-    if isinstance(value, (*SEQUENCES, set, *_VIEWS)):
-        return list(value)
-    return []
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    return list(value)
+
+
+_NESTING: tuple[type[Any], ...] = (*CONTAINERS, jinja2.utils.Namespace, types.MethodType)

@@ -18,21 +18,31 @@ from markupsafe import Markup
 from millstream_runtime.tokenizing.template_limits import (
     MAX_COMPARISONS,
     MAX_INTEGER_BITS,
+    MAX_ITEMS,
+    MAX_KEYS,
     MAX_SLOW_CHARACTERS,
     SEQUENCES,
     RenderBudget,
+    refuse,
     require,
     require_comparable,
     require_items,
+    require_membership,
     require_text,
     text_characters,
 )
 
 ESCAPED_CHARACTERS = 6  # of one character, as HTML or as JSON writes it
 ENCODED_CHARACTERS = 100  # of one character, where an error handler writes its name
+CASED_CHARACTERS = 3  # of one character, in the other case
 SPLIT_BYTES = 64  # of a small text
-_PLAIN_ENCODINGS = ("utf-8", "utf8", "UTF-8", "ascii", "latin-1", "utf-16", "utf-32")
+# Python keeps every unknown name for ever, and looks for it among its files; some encodings are slow.
+_ENCODINGS = ("utf-8", "utf8", "ascii", "latin-1", "utf-16", "utf-32")
+_CASES = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
 _NUMBER = re.compile(r"\d+")
+_LINE_BREAKS = "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
+# Quadratic, unlike those from the start.
+_SEARCHES_FROM_THE_END = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
 _SPACES += "\u2028\u2029\u202f\u205f\u3000"
 
@@ -47,6 +57,9 @@ def require_operation(operator: str, left: Any, right: Any) -> None:
         require("bits in one number", left.bit_length() * max(right, 0), MAX_INTEGER_BITS)
     elif operator == "+":
         _require_sum(left, right)
+    elif operator == "-" and not isinstance(left, int):
+        require_comparable(left)  # the keys of a dictionary are hashed
+        require_comparable(right)
 
 
 def _require_product(left: Any, right: Any) -> None:
@@ -65,6 +78,8 @@ def _require_sum(left: Any, right: Any) -> None:
     if isinstance(left, str | bytes) and isinstance(right, str | bytes):
         escaped = ESCAPED_CHARACTERS if isinstance(left, Markup) or isinstance(right, Markup) else 1
         require_text(escaped * (len(left) + len(right)))
+    elif isinstance(left, int) and isinstance(right, int):
+        require("bits in one number", max(left.bit_length(), right.bit_length()), MAX_INTEGER_BITS)
     elif isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
         require_items(len(left) + len(right))
 
@@ -92,12 +107,18 @@ def require_method(budget: RenderBudget, method: Any, args: tuple[Any, ...], kwa
     for value in given:
         require_comparable(value)
     if isinstance(owner, str | bytes):
-        _require_method_of_text(budget, owner, name, given)
+        _require_method_of_text(owner, name, given)
+        first = args[0] if args else kwargs.get("sep", kwargs.get("encoding"))
+        _require_search(budget, owner, name, first)
     elif name in ("to_bytes", "from_bytes", "fromkeys"):
         _require_conversion(name, given)
+    elif name in ("index", "count") and given:
+        require_membership(given[0], owner)
+    elif name == "isdisjoint":
+        require_comparable(owner)
 
 
-def _require_method_of_text(budget: RenderBudget, owner: str | bytes, name: str, given: list[Any]) -> None:
+def _require_method_of_text(owner: str | bytes, name: str, given: list[Any]) -> None:
     escaped = 1
     if isinstance(owner, Markup):  # what it is given is made text, and escaped
         escaped = ESCAPED_CHARACTERS
@@ -105,12 +126,23 @@ def _require_method_of_text(budget: RenderBudget, owner: str | bytes, name: str,
     bound = _OF_TEXTS.get(name)
     if bound is not None:
         require_text(escaped * bound(owner, given))
-    if name in ("split", "rsplit", "splitlines"):
-        budget.require_bytes(sys.getsizeof(owner) + SPLIT_BYTES * _parts(owner, given))
-    elif name in ("strip", "lstrip", "rstrip"):
+    if name in ("strip", "lstrip", "rstrip"):
         require_strip(owner, given)
-    elif name in ("encode", "decode") and any(value not in _PLAIN_ENCODINGS for value in given[:1]):
-        require("characters in this encoding", len(owner), MAX_SLOW_CHARACTERS)
+    elif name in ("striptags", "unescape"):
+        require("characters with tags or entities", len(owner), MAX_SLOW_CHARACTERS)
+
+
+def _require_search(budget: RenderBudget, owner: str | bytes, name: str, first: Any) -> None:
+    """`first`: a separator, what is looked for, or an encoding."""
+    if name in ("split", "rsplit", "splitlines"):
+        separator = first if isinstance(first, str | bytes) else None
+        budget.require_bytes(sys.getsizeof(owner) + SPLIT_BYTES * _parts(owner, separator))
+    if name in _SEARCHES_FROM_THE_END and isinstance(first, str | bytes):
+        require("comparisons in one operation", len(owner) * len(first), MAX_COMPARISONS)
+    elif name in ("encode", "decode") and first is not None:
+        encoding = str(first)
+        if encoding.lower().replace("_", "-") not in _ENCODINGS:
+            refuse(f"the encoding {encoding[:40]!r}, and only {', '.join(_ENCODINGS)} are allowed")
 
 
 def require_strip(text: str | bytes, given: list[Any]) -> None:
@@ -122,16 +154,28 @@ def require_strip(text: str | bytes, given: list[Any]) -> None:
 def _require_conversion(name: str, given: list[Any]) -> None:
     if name == "to_bytes":
         require_text(max((value for value in given if isinstance(value, int)), default=0))
-    elif name == "from_bytes" and given and hasattr(given[0], "__len__"):
-        require("bytes in one number", len(given[0]), MAX_INTEGER_BITS // 8)
-    elif name == "fromkeys" and given and hasattr(given[0], "__len__"):
-        require_items(len(given[0]))
+    elif name == "from_bytes" and given:
+        length = len(given[0]) if hasattr(given[0], "__len__") else MAX_ITEMS  # of an iterator
+        require("bytes in one number", length, MAX_INTEGER_BITS // 8)
+    elif name == "fromkeys" and given:
+        require_keys(given[0])
 
 
-def _parts(text: str | bytes, given: list[Any]) -> int:
+def require_keys(keys: Any) -> None:
+    """Raise TemplateLimitExceeded: one call would hash more keys, or slower ones, than it may."""
+    require_comparable(keys)
+    if hasattr(keys, "__len__"):
+        require("keys in one call", len(keys), MAX_KEYS)
+
+
+def line_count(text: str) -> int:
+    """At most how many lines `text.splitlines()` has."""
+    return sum(map(text.count, _LINE_BREAKS)) + 1
+
+
+def _parts(text: str | bytes, separator: str | bytes | None) -> int:
     """At most how many parts a text is split into."""
-    separator = given[0] if given and isinstance(given[0], str | bytes) else None
-    if separator is not None and separator and type(separator) is type(text):
+    if separator and isinstance(separator, str) == isinstance(text, str):
         return text.count(separator) + 1  # type: ignore[arg-type]
     if isinstance(text, bytes):
         return len(text) + 1
@@ -166,9 +210,13 @@ def joined_characters(separator: str | bytes, values: Any) -> int:
 
 def _translated_characters(text: str | bytes, given: list[Any]) -> int:
     table = given[0] if given else None
-    if not isinstance(table, Mapping):
-        return len(text)
-    return len(text) * max((len(value) for value in table.values() if isinstance(value, str)), default=1)
+    values = table.values() if isinstance(table, dict) else table if isinstance(table, SEQUENCES) else ()
+    return len(text) * max((len(value) for value in values if isinstance(value, str)), default=1)
+
+
+def cased_characters(text: str | bytes) -> int:
+    """An upper bound on the characters of `text.upper()` and the like."""
+    return len(text) if text.isascii() else CASED_CHARACTERS * len(text)
 
 
 def _tabs(text: str | bytes, given: list[Any]) -> int:
@@ -178,11 +226,12 @@ def _tabs(text: str | bytes, given: list[Any]) -> int:
 
 _OF_TEXTS: dict[str, Callable[[str | bytes, list[Any]], int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _width),
+    **dict.fromkeys(_CASES, lambda text, given: cased_characters(text)),
     "expandtabs": _tabs,
     "replace": lambda text, given: replaced_characters(text, *given[:2]) if len(given) > 1 else len(text),
     "join": lambda text, given: joined_characters(text, given[0]) if given else len(text),
     "translate": _translated_characters,
-    "encode": lambda text, given: len(text) * (ENCODED_CHARACTERS if len(given) > 1 else 4) + 4,
+    "encode": lambda text, given: len(text) * (ENCODED_CHARACTERS if len(given) > 1 else 1),
     "decode": lambda text, given: len(text) * (4 if len(given) > 1 else 1),
     "hex": lambda text, given: len(text) * 4,
     "format": lambda text, given: len(text),  # the environment's own, part by part

@@ -19,7 +19,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
 from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
-from millstream_runtime.tokenizing.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate, ChatTemplateError
+from millstream_runtime.tokenizing.chat_template import (
+    SPECIAL_TOKEN_NAMES,
+    ChatPromptTooLong,
+    ChatTemplate,
+    ChatTemplateError,
+)
 from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
     ByteLevelVocabulary,
@@ -97,6 +102,10 @@ class Tokenizer:
         """
         return characters // self._longest_token_characters
 
+    def most_characters(self, tokens: int) -> int:
+        """An upper bound on the characters of a text of this many tokens."""
+        return tokens * self._longest_token_characters
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
         return self._ids(text, add_special_tokens)
@@ -126,20 +135,24 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         seconds: float | None = None,
+        max_characters: int | None = None,
     ) -> list[int]:
         """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.
 
         `template_kwargs`: further variables of the template, as plain JSON. `seconds`: for the template, if less than
-        it has.
+        it has. `max_characters`: of what the template makes, before the cost of tokenising it.
 
         Raises:
             ChatTemplateTooSlow: the template has not ended in its time.
+            ChatPromptTooLong: the template made more characters.
             ChatTemplateError: the template refused the messages, or makes no text of them.
             ValueError: the model has no chat template.
         """
         if self._chat_template is None:
             raise ValueError("The model has no chat template.")
         prompt = self._chat_template.render(messages, template_kwargs, seconds)
+        if max_characters is not None and len(prompt) > max_characters:
+            raise ChatPromptTooLong(len(prompt))
         try:
             return self._ids(prompt, add_special_tokens=False)
         except TypeError as error:  # the library's for half of a surrogate pair, which a template can make
@@ -202,8 +215,10 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
             ) from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # older folders hold several by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = entries[-1].get("template") if entries else None
+    elif isinstance(template, dict):
+        template = template.get("default")
     return template if isinstance(template, str) else None
 
 

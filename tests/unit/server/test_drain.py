@@ -106,10 +106,10 @@ def test_a_prompt_that_is_tokenised_at_the_end_of_a_drain_is_answered_with_an_er
         server.wait_ready()
         encode_chat = server.server.service.prompts.tokenizer.encode_chat
 
-        def held(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+        def held(messages: Any, template_kwargs: Any, seconds: float | None, *more: Any) -> list[int]:
             begun.set()
             assert release.wait(60)
-            return encode_chat(messages, template_kwargs, seconds)
+            return encode_chat(messages, template_kwargs, seconds, *more)
 
         monkeypatch.setattr(server.server.service.prompts.tokenizer, "encode_chat", held)
         asked = pool.submit(server.post, CHAT, chat_body(max_tokens=1000))

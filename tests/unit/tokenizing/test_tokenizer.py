@@ -189,10 +189,18 @@ def test_a_broken_folder_is_refused_with_the_file_named(
     assert "\n" not in str(caught.value)
 
 
-def test_several_named_templates_mean_the_default_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "templates",
+    [
+        [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}],
+        [{"name": ["odd"], "template": "no"}, "odd", {"name": "default", "template": "yes"}],
+        {"rag": "no", "default": "yes"},
+    ],
+)
+def test_several_named_templates_mean_the_default_one(tmp_path: Path, templates: object) -> None:
     folder = write_tiny_model(tmp_path / "m")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
+    settings["chat_template"] = templates
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode_chat(CHATS[0]) == tokenizer.encode("yes")

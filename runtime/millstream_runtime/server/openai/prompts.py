@@ -14,7 +14,7 @@ from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, tokenizer_busy
 from millstream_runtime.server.openai.requests import DetokenizeRequest, Message, TokenizeRequest
 from millstream_runtime.server.openai.sampling import context_length_exceeded, outside_vocabulary
-from millstream_runtime.tokenizing.chat_template import ChatTemplateError, ChatTemplateTooSlow
+from millstream_runtime.tokenizing.chat_template import ChatPromptTooLong, ChatTemplateError, ChatTemplateTooSlow
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -73,10 +73,15 @@ class PromptTokenizer:
             ChatTemplateTooSlow: the template did not end in this time.
             ApiError: the template refuses the messages, or makes no usable prompt of them.
         """
+        tokenizer, max_model_len = self.tokenizer, self._model_limits().max_model_len
+        max_characters = max(limits.MAX_TOKENIZE_CHARACTERS, tokenizer.most_characters(max_model_len))
         try:
-            token_ids = self.tokenizer.encode_chat(messages, template_kwargs, seconds)
+            token_ids = tokenizer.encode_chat(messages, template_kwargs, seconds, max_characters)
         except ChatTemplateTooSlow:
             raise
+        except ChatPromptTooLong as error:
+            least = f"at least {tokenizer.least_tokens(error.characters)}"
+            raise context_length_exceeded("messages", least, None, max_model_len) from error
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
         if not token_ids:
@@ -170,9 +175,10 @@ async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
         has_begun = True
         return work()
 
+    seconds = limits.TOKENIZE_TIMEOUT_SECONDS
     running = asyncio.get_running_loop().run_in_executor(threads, begin)
     try:
-        return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
+        return await asyncio.wait_for(running, seconds)
     except TimeoutError as error:
         if not has_begun:
             raise tokenizer_busy() from error

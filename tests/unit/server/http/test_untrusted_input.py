@@ -66,11 +66,11 @@ def test_a_chat_that_waits_too_long_for_another_is_not_blamed_for_it(
         tokenizer, release, begun = server.server.service.prompts.tokenizer, threading.Event(), threading.Semaphore(0)
         encode_chat = tokenizer.encode_chat
 
-        def stuck(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+        def stuck(messages: Any, template_kwargs: Any, seconds: float | None, *more: Any) -> list[int]:
             if messages[0]["content"] == "hostile":
                 begun.release()
                 release.wait(60)
-            return encode_chat(messages, template_kwargs, seconds)
+            return encode_chat(messages, template_kwargs, seconds, *more)
 
         monkeypatch.setattr(tokenizer, "encode_chat", stuck)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "hostile"}], "max_tokens": 1}
@@ -98,10 +98,10 @@ def test_a_template_that_computes_without_end_is_a_400_and_others_are_served_mea
         tokenizer, long_renders = server.server.service.prompts.tokenizer, threading.Semaphore(0)
         encode_chat = tokenizer.encode_chat
 
-        def watched(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+        def watched(messages: Any, template_kwargs: Any, seconds: float | None, *more: Any) -> list[int]:
             if seconds is None:
                 long_renders.release()
-            return encode_chat(messages, template_kwargs, seconds)
+            return encode_chat(messages, template_kwargs, seconds, *more)
 
         monkeypatch.setattr(tokenizer, "encode_chat", watched)
         monkeypatch.setattr(template_limits, "MAX_RENDER_SECONDS", 2.0)
@@ -126,9 +126,9 @@ def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
             threads.append(threading.current_thread().name)
             return encode(text, **settings)
 
-        def watched_chat(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+        def watched_chat(messages: Any, template_kwargs: Any, seconds: float | None, *more: Any) -> list[int]:
             threads.append(threading.current_thread().name)
-            return encode_chat(messages, template_kwargs, seconds)
+            return encode_chat(messages, template_kwargs, seconds, *more)
 
         monkeypatch.setattr(tokenizer, "encode", watched)
         monkeypatch.setattr(tokenizer, "encode_chat", watched_chat)
@@ -172,9 +172,9 @@ def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: py
         tokenizer, threads = server.server.service.prompts.tokenizer, []
         encode_chat = tokenizer.encode_chat
 
-        def watched(messages: Any, template_kwargs: Any, seconds: float | None) -> list[int]:
+        def watched(messages: Any, template_kwargs: Any, seconds: float | None, *more: Any) -> list[int]:
             threads.append(threading.current_thread().name.rpartition("_")[0])
-            return encode_chat(messages, template_kwargs, seconds)
+            return encode_chat(messages, template_kwargs, seconds, *more)
 
         monkeypatch.setattr(tokenizer, "encode_chat", watched)
         for count in (1, limits.MAX_MESSAGES):
@@ -184,6 +184,24 @@ def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: py
         for text in ("short", "x" * limits.SHORT_PROMPT_CHARACTERS):
             server.post("/tokenize", chat | {"chat_template_kwargs": {"persona": text}})
         assert threads[2:] == ["short-chats", "tokenizer"], "nor is one with much for the template to write"
+
+
+def test_a_template_that_makes_a_long_prompt_of_a_short_chat_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+    """Tokenising takes hundreds of bytes of memory for every character."""
+    folder = write_tiny_model(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("{{ 'word ' * (messages[0].content | int) }}")
+    with serving(folder) as server:
+        server.wait_ready()
+
+        def ask(words: int) -> tuple[int, str | None, str]:
+            answer = server.post("/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": str(words)}]})
+            error = answer.json().get("error", {})
+            return answer.status_code, error.get("code"), error.get("message", "")
+
+        assert ask(1000)[0] == 200, "longer than the context, and quickly counted"
+        status, code, message = ask(3_000_000)
+        assert (status, code) == (400, "context_length_exceeded")
+        assert "at least" in message
 
 
 @pytest.mark.parametrize("token_ids", [[], [1 << 20]], ids=["none", "outside the vocabulary"])
