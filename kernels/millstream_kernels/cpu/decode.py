@@ -93,9 +93,11 @@ class PagedDecodes:
         check_scales(scales, pool)
         numbers = query.contiguous().float()
         output = torch.empty(call.output_shape, dtype=torch.float32)
+        # Anew for each call: a step has it once, however many kinds of layers, groups of them and plans it has.
+        scratch = torch.empty(call.scratch_numbers, dtype=torch.float32)
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = numbers.data_ptr(), pool.data_ptr(), output.data_ptr()
-        task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
+        task[Field.SCRATCH], task[Field.SCALES] = scratch.data_ptr(), 0 if scales is None else scales.data_ptr()
         self._code.run("paged_decode", call.address, call.num_parts)
         return output.to(query.dtype)
 
@@ -110,7 +112,6 @@ class PagedDecodes:
         num_parts = max(1, min(layer.num_threads, rows * groups))
         width = int(self._seen(layer.window).max())
         part_numbers = decode_scratch_numbers(group, width, dim, self._tables.block_size_tokens)
-        scratch = torch.empty(num_parts * part_numbers, dtype=torch.float32)
         cuts = self._cut(groups, num_parts, layer.window)
         task = (ctypes.c_int64 * NUM_FIELDS)()
         for field, value in (
@@ -118,7 +119,6 @@ class PagedDecodes:
             (Field.STARTS, self._tables.starts.ctypes.data),
             (Field.LENGTHS, self._tables.lengths.ctypes.data),
             (Field.CUTS, cuts.ctypes.data),
-            (Field.SCRATCH, scratch.data_ptr()),
             (Field.FORMAT, FORMATS[pool.dtype]),
             (Field.ROWS, rows),
             (Field.GROUPS, groups),
@@ -136,7 +136,8 @@ class PagedDecodes:
             (Field.VALUE_SIZE, size),
         ):
             task[field] = value
-        return _Call(task, ctypes.addressof(task), num_parts, (rows, heads, queries, size), scratch, cuts)
+        shape = (rows, heads, queries, size)
+        return _Call(task, ctypes.addressof(task), num_parts, shape, num_parts * part_numbers, cuts)
 
     def _seen(self, window: int | None) -> Integers:
         """Tokens that each row sees: `[rows]`."""
@@ -158,5 +159,5 @@ class _Call:
     address: int
     num_parts: int
     output_shape: tuple[int, int, int, int]
-    scratch: Tensor
+    scratch_numbers: int
     cuts: Integers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,8 @@ def test_what_threads_of_the_compiled_prompts_keep_is_counted(dtype: torch.dtype
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3"])
 @torch.inference_mode()
 def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_path: Path) -> None:
-    """Scores of all heads that share a key, per thread: with a latent key those of all heads."""
+    """Scores of all heads that share a key, per thread: with a latent key those of all heads. Once, though a step has
+    plans of several groups of layers, and one of the rows that the last layer computes."""
     write_family(tmp_path, **CASES[family].config | SHAPE)
     config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
     cache = KVCache(config, LONGEST // 16, 16, torch.float32, CPU)
@@ -174,9 +176,9 @@ def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_p
     latent_dim = elements - 1 if rows == 1 else None
 
     def compute() -> None:
-        calls = CompiledDecodes(load(), cache, decodes, 0)
-        for window in {*(config.windows or (None,))}:
-            calls(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
+        plans = [CompiledDecodes(load(), cache, decodes, 0) for _ in range(3)]
+        for plan, window in product(plans, {*(config.windows or (None,))}):
+            plan(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
 
     compute()
     scratch_bytes = step_memory.decode_bytes(config, LONGEST)
