@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +94,10 @@ class PagedDecodes:
         check_scales(scales, pool)
         numbers = query.contiguous().float()
         output = torch.empty(call.output_shape, dtype=torch.float32)
-        # Anew for each call: a step has it once, however many kinds of layers, groups of them and plans it has.
-        scratch = torch.empty(call.scratch_numbers, dtype=torch.float32)
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = numbers.data_ptr(), pool.data_ptr(), output.data_ptr()
-        task[Field.SCRATCH], task[Field.SCALES] = scratch.data_ptr(), 0 if scales is None else scales.data_ptr()
+        task[Field.SCRATCH] = _SCRATCH.address(call.scratch_numbers)
+        task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
         self._code.run("paged_decode", call.address, call.num_parts)
         return output.to(query.dtype)
 
@@ -149,6 +149,25 @@ class PagedDecodes:
         ends = np.cumsum(np.tile(self._seen(window), groups))
         wanted = ends[-1] * np.arange(1, num_parts) / num_parts
         return np.array([0, *(np.searchsorted(ends, wanted) + 1), len(ends)], np.int64)
+
+
+class _Scratch(threading.local):
+    """What all calls of a thread share, whatever plans, groups and kinds of layers its steps have: as much as the
+    largest has needed. A new tensor for each call would take a tenth of the time of a short one."""
+
+    def __init__(self) -> None:
+        self._numbers, self._count, self._address = torch.empty(0), 0, 0
+
+    def address(self, count: int) -> int:
+        """Of at least `count` float32."""
+        if self._count < count:
+            self._numbers, self._count = torch.empty(0), 0  # before there are two
+            self._numbers = torch.empty(count, dtype=torch.float32)
+            self._count, self._address = count, self._numbers.data_ptr()
+        return self._address
+
+
+_SCRATCH = _Scratch()
 
 
 @dataclass(frozen=True, slots=True)

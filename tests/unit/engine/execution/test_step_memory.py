@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from millstream_kernels.cpu import decode
 from millstream_kernels.cpu.decode import load
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
@@ -163,7 +164,9 @@ def test_what_threads_of_the_compiled_prompts_keep_is_counted(dtype: torch.dtype
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3"])
 @torch.inference_mode()
-def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_path: Path) -> None:
+def test_decodes_of_the_compiled_kernel_take_what_was_counted(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scores of all heads that share a key, per thread: with a latent key those of all heads. Once, though a step has
     plans of several groups of layers, and one of the rows that the last layer computes."""
     write_family(tmp_path, **CASES[family].config | SHAPE)
@@ -181,6 +184,7 @@ def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_p
             plan(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
 
     compute()
+    monkeypatch.setattr(decode, "_SCRATCH", decode._Scratch())  # none is left of the calls before
     scratch_bytes = step_memory.decode_bytes(config, LONGEST)
-    assert peak_bytes(compute) <= scratch_bytes + 2 * query.numel() * 4 + 4096
+    assert scratch_bytes // 2 < peak_bytes(compute) <= scratch_bytes + 2 * query.numel() * 4 + 4096
     assert scratch_bytes <= step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1)
