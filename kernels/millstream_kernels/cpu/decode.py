@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,7 @@ class PagedDecodes:
         output = torch.empty(call.output_shape, dtype=torch.float32)
         task = call.task
         task[Field.QUERY], task[Field.POOL], task[Field.OUTPUT] = numbers.data_ptr(), pool.data_ptr(), output.data_ptr()
+        task[Field.SCRATCH] = _SCRATCH.address(call.scratch_numbers)
         task[Field.SCALES] = 0 if scales is None else scales.data_ptr()
         self._code.run("paged_decode", call.address, call.num_parts)
         return output.to(query.dtype)
@@ -110,7 +112,6 @@ class PagedDecodes:
         num_parts = max(1, min(layer.num_threads, rows * groups))
         width = int(self._seen(layer.window).max())
         part_numbers = decode_scratch_numbers(group, width, dim, self._tables.block_size_tokens)
-        scratch = torch.empty(num_parts * part_numbers, dtype=torch.float32)
         cuts = self._cut(groups, num_parts, layer.window)
         task = (ctypes.c_int64 * NUM_FIELDS)()
         for field, value in (
@@ -118,7 +119,6 @@ class PagedDecodes:
             (Field.STARTS, self._tables.starts.ctypes.data),
             (Field.LENGTHS, self._tables.lengths.ctypes.data),
             (Field.CUTS, cuts.ctypes.data),
-            (Field.SCRATCH, scratch.data_ptr()),
             (Field.FORMAT, FORMATS[pool.dtype]),
             (Field.ROWS, rows),
             (Field.GROUPS, groups),
@@ -136,7 +136,8 @@ class PagedDecodes:
             (Field.VALUE_SIZE, size),
         ):
             task[field] = value
-        return _Call(task, ctypes.addressof(task), num_parts, (rows, heads, queries, size), scratch, cuts)
+        shape = (rows, heads, queries, size)
+        return _Call(task, ctypes.addressof(task), num_parts, shape, num_parts * part_numbers, cuts)
 
     def _seen(self, window: int | None) -> Integers:
         """Tokens that each row sees: `[rows]`."""
@@ -150,6 +151,25 @@ class PagedDecodes:
         return np.array([0, *(np.searchsorted(ends, wanted) + 1), len(ends)], np.int64)
 
 
+class _Scratch(threading.local):
+    """What all calls of a thread share, whatever plans, groups and kinds of layers its steps have: as much as the
+    largest has needed. A new tensor for each call would take a tenth of the time of a short one."""
+
+    def __init__(self) -> None:
+        self._numbers, self._count, self._address = torch.empty(0), 0, 0
+
+    def address(self, count: int) -> int:
+        """Of at least `count` float32."""
+        if self._count < count:
+            self._numbers, self._count = torch.empty(0), 0  # before there are two
+            self._numbers = torch.empty(count, dtype=torch.float32)
+            self._count, self._address = count, self._numbers.data_ptr()
+        return self._address
+
+
+_SCRATCH = _Scratch()
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """A task, and the memory that it names."""
@@ -158,5 +178,5 @@ class _Call:
     address: int
     num_parts: int
     output_shape: tuple[int, int, int, int]
-    scratch: Tensor
+    scratch_numbers: int
     cuts: Integers

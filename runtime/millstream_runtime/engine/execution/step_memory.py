@@ -64,12 +64,12 @@ def attention_bytes(
 
 
 def decode_bytes(config: ModelConfig, longest_tokens: int) -> int:
-    """Return what all threads of the compiled kernel of decodes keep: for each kind of layer, scores of the heads that
-    share a key. With a latent key (MLA) those are all heads."""
+    """Return what all threads of the compiled kernel of decodes keep, in the layer that reads furthest back: scores of
+    the heads that share a key. With a latent key (MLA) those are all heads."""
     rows, elements = config.kv_shape
     group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
-    kinds = {longest_tokens if window is None else min(window, longest_tokens) for window in config.windows or (None,)}
-    numbers = sum(decode_scratch_numbers(group, most, elements, MOST_BLOCK_TOKENS) for most in kinds)
+    seen = [longest_tokens if window is None else min(window, longest_tokens) for window in config.windows or (None,)]
+    numbers = decode_scratch_numbers(group, max(seen), elements, MOST_BLOCK_TOKENS)
     return torch.get_num_threads() * numbers * FLOAT32_BYTES
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
+from millstream_kernels.cpu import decode
 from millstream_kernels.cpu.decode import load
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
@@ -162,8 +164,11 @@ def test_what_threads_of_the_compiled_prompts_keep_is_counted(dtype: torch.dtype
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3"])
 @torch.inference_mode()
-def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_path: Path) -> None:
-    """Scores of all heads that share a key, per thread: with a latent key those of all heads."""
+def test_decodes_of_the_compiled_kernel_take_what_was_counted(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of all heads that share a key, per thread: with a latent key those of all heads. Once, though a step has
+    plans of several groups of layers, and one of the rows that the last layer computes."""
     write_family(tmp_path, **CASES[family].config | SHAPE)
     config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
     cache = KVCache(config, LONGEST // 16, 16, torch.float32, CPU)
@@ -174,11 +179,12 @@ def test_decodes_of_the_compiled_kernel_take_what_was_counted(family: str, tmp_p
     latent_dim = elements - 1 if rows == 1 else None
 
     def compute() -> None:
-        calls = CompiledDecodes(load(), cache, decodes, 0)
-        for window in {*(config.windows or (None,))}:
-            calls(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
+        plans = [CompiledDecodes(load(), cache, decodes, 0) for _ in range(3)]
+        for plan, window in product(plans, {*(config.windows or (None,))}):
+            plan(cache.layer(0), query, AttentionSpec(1.0, window=window, latent_dim=latent_dim))
 
     compute()
+    monkeypatch.setattr(decode, "_SCRATCH", decode._Scratch())  # none is left of the calls before
     scratch_bytes = step_memory.decode_bytes(config, LONGEST)
-    assert peak_bytes(compute) <= scratch_bytes + 2 * query.numel() * 4 + 4096
+    assert scratch_bytes // 2 < peak_bytes(compute) <= scratch_bytes + 2 * query.numel() * 4 + 4096
     assert scratch_bytes <= step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1)
