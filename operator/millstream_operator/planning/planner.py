@@ -195,6 +195,7 @@ def _search(
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
             calibration=facts.calibration,
             is_grouped=bool(is_grouped(deployment.spec, facts.runtime)),
+            only_free=facts.capacity is not None and facts.capacity.kinds != inventory.kinds,
         ),
         explain=explain,
     )
