@@ -184,7 +184,7 @@ def pool_of(
     return budget, found.num_blocks * token_bytes * runtime.block_size_tokens
 
 
-LENGTHS = {"full length": {}, "2048 tokens": {"engine": {"maxModelLen": 2048}}}
+LENGTHS: dict[str, dict[str, Any]] = {"full length": {}, "2048 tokens": {"engine": {"maxModelLen": 2048}}}
 
 
 @pytest.mark.parametrize("spec", LENGTHS)
