@@ -96,6 +96,8 @@ class ModelShape:
     dtype: str = field(default="BF16", repr=False)  # in which a GPU computes with weights that are not quantised
     # How many layers have which sliding window, in tokens (None: they attend to all); () where no layer has one.
     windowed_layers: tuple[tuple[int | None, int], ...] = field(default=(), repr=False)
+    # `intermediate_size` of the file: the runtime counts a step on a CPU by it, also if no layer is so wide. 0: one is.
+    named_intermediate_size: int = field(default=0, repr=False)
     draft_head: DraftHead | None = field(default=None, repr=False)  # None: the shape of a whole model
     is_gguf: bool = field(default=False, repr=False)  # the weights are in GGUF files, quantised or not
     gguf_left_out: str = field(default="", repr=False)  # a GGUF file of the source whose *.safetensors are served

@@ -195,6 +195,7 @@ def _search(
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
             calibration=facts.calibration,
             is_grouped=bool(is_grouped(deployment.spec, facts.runtime)),
+            only_free=facts.capacity is not None and facts.capacity.kinds != inventory.kinds,
         ),
         explain=explain,
     )
@@ -283,7 +284,7 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     if (too_long := length_problem(deployment.spec, shape)) is not None:
         infeasible = Infeasible(Stage.MEMORY.constraint, _sentence(too_long), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
-    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime, draft)
+    memory = planned_cpu_memory(deployment.spec, shape, facts, draft)
     length = shortest_length(deployment.spec, shape)
     if memory.holds(length):
         blind = plan_from_spec(deployment, defaults, facts)
@@ -296,7 +297,8 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     tokens, weights = max(0, memory.kv_cache_tokens), _weights_in_words(shape)
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for {tokens} tokens of KV cache "
-        f"next to its {weights}; {length} are wanted: {missing_bytes / (1 << 30):.1f} GiB are missing."
+        f"next to its {weights} and {memory.ledger.activations_bytes >> 20} MiB for the largest step; {length} are "
+        f"wanted: {missing_bytes / (1 << 30):.1f} GiB are missing."
         f"{_of_draft(memory, draft)}"
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))

@@ -4,7 +4,7 @@
     cpu (GPU)        1 per rank                                  4 per rank, and 4 for the server
     cpu (CPU)        250m                                        16
     memory (GPU)     server, shm, per rank: process, staging     request and page cache, at least twice the request
-    memory (CPU)     process and weights, at least 1Gi   4Gi
+    memory (CPU)     process, weights, step, at least 1Gi        4Gi
     ephemeral disk   logs and download                           logs, /tmp and download
 
 Every container has a limit of each, because a namespace whose ResourceQuota counts limits refuses a pod without. The
@@ -19,17 +19,12 @@ from dataclasses import dataclass
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.kv_layout import planned_cpu_memory
 from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import GPU_RESOURCE, PlanReason, ResourcePlan
 from millstream_operator.planning.requires import draft_source, usable_draft_shape
-from millstream_operator.planning.sizing.cpu_memory import (
-    CPU_MEMORY_LIMIT,
-    PROCESS_BYTES,
-    RESERVE_BYTES,
-    cpu_weights_bytes,
-    memory_limit_bytes,
-)
+from millstream_operator.planning.sizing.cpu_container import CPU_CORES_LIMIT, CPU_MEMORY_LIMIT, memory_limit_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -42,7 +37,6 @@ PAGE_CACHE_LIMIT_BYTES = 8 * GIB  # per rank, in the limit alone
 SHARED_MEMORY_BYTES_PER_RANK = 512 * MIB
 GPU_CORES_PER_RANK, SERVER_CORES = 4, 4  # of the limit
 CPU_REQUEST_BYTES = 1 * GIB
-CPU_CORES_LIMIT = 16  # the runtime starts as many threads; decoding is bound by memory bandwidth before that
 
 TMP_BYTES = 2 * GIB  # sizeLimit of /tmp: caches of compiled kernels
 LOG_BYTES = 256 * MIB  # the kubelet rotates a container's log: 50 MiB by default
@@ -134,13 +128,13 @@ def _unquantized_bytes(shape: ModelShape | None) -> int | None:
 
 
 def _used_on_cpu(spec: LLMDeploymentSpec, facts: Facts) -> int | None:
-    """Return the bytes of the process and all weights; None where the model is not known."""
+    """Return the bytes of the process, all weights and the largest step; None where the model is not known."""
     if facts.shape is None:
         return None
-    draft = usable_draft_shape(spec, facts)
-    shape = as_loaded(spec, facts.shape, facts.runtime)
-    weights_bytes = cpu_weights_bytes(shape) + (cpu_weights_bytes(draft) if draft is not None else 0)
-    return PROCESS_BYTES + RESERVE_BYTES + weights_bytes
+    shape, draft = as_loaded(spec, facts.shape, facts.runtime), usable_draft_shape(spec, facts)
+    ledger = planned_cpu_memory(spec, shape, facts, draft).ledger
+    weights_bytes = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
+    return ledger.context_bytes + ledger.activations_bytes + weights_bytes
 
 
 def _rounded(amount_bytes: int) -> str:

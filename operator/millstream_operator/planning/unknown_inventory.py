@@ -33,10 +33,9 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.left_out_nodes import Verdict, reasons, with_sentences
 from millstream_operator.planning.plan import Infeasible, PlanReason
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
+from millstream_operator.planning.sizing.tensor_parallel import MOST_GPUS, allowed_sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 
-MOST_GPUS = 16  # of one node, to name in a message
 FITS_ANYWHERE = PlanReason("parallelism.tensor", "The model fits on one GPU of any product of the catalogue.")
 NOTHING_KNOWN = not_looked_at("The cluster's GPUs are not known.")
 
@@ -91,8 +90,7 @@ def impossible_size(spec: LLMDeploymentSpec, shape: ModelShape) -> str | None:
     asked = (spec.parallelism or Parallelism()).tensor or 1
     if (problem := tensor_parallel_problem(shape, asked, group)) is None:
         return None
-    allowed = [str(size) for size in sizes(shape, MOST_GPUS) if tensor_parallel_problem(shape, size, group) is None]
-    return f"parallelism.tensor is {asked}: {problem}. The model allows {', '.join(allowed)}."
+    return f"parallelism.tensor is {asked}: {problem}. The model allows {allowed_sizes(shape, MOST_GPUS, group)}."
 
 
 def fits_any_gpu(search: Callable[[Facts], Choice | NoPlacement], facts: Facts) -> bool:

@@ -23,7 +23,7 @@ from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.planning.made_model import digest, made_method, named_source
 from millstream_operator.planning.model_path import BASE_FOLDER, base_path, model_path
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
-from millstream_operator.planning.pod_resources import CPU_CORES_LIMIT
+from millstream_operator.planning.sizing.cpu_container import CPU_CORES_LIMIT
 from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.job_pod import job_container, job_pod_spec, overlay_of
 from millstream_operator.rendering.model_source import (

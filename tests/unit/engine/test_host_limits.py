@@ -90,9 +90,51 @@ def test_in_a_container_the_pool_takes_what_the_largest_step_and_a_margin_leave(
 @pytest.mark.parametrize("limit_bytes", [GIB, 2 * GIB, 4 * GIB, 64 * GIB])
 @pytest.mark.parametrize("step_bytes", [0, GIB // 4, 2 * GIB])
 def test_the_pool_never_gets_less_than_the_planner_promises(used_bytes: int, limit_bytes: int, step_bytes: int) -> None:
-    promised = max(0, min(limit_bytes - used_bytes - (256 << 20), limit_bytes * 30 // 100))
+    left = limit_bytes - used_bytes - (256 << 20) - step_bytes - limit_bytes * 5 // 100
+    promised = max(0, min(left, limit_bytes * 30 // 100))
     budget = pool_size.cpu_budget(limit_bytes, used_bytes, step_bytes, is_container=True)
     assert budget.available_bytes >= promised
+
+
+@pytest.mark.parametrize("used_bytes", [GIB // 2, GIB, 3 * GIB])
+@pytest.mark.parametrize("limit_bytes", [GIB, 2 * GIB, 4 * GIB, 64 * GIB])
+@pytest.mark.parametrize("step_bytes", [0, GIB // 4, 2 * GIB])
+def test_the_pool_and_the_largest_step_fit_into_a_container_together(
+    used_bytes: int, limit_bytes: int, step_bytes: int
+) -> None:
+    """The kernel kills the process that takes more than the limit, in the middle of answers."""
+    budget = pool_size.cpu_budget(limit_bytes, used_bytes, step_bytes, is_container=True)
+    assert budget.available_bytes == 0 or used_bytes + step_bytes + budget.available_bytes < limit_bytes
+
+
+TIGHT = pool_size.cpu_budget(4 * GIB, 2 * GIB, 2 * GIB, is_container=True)  # the step leaves nothing
+
+
+def size_tight(block_bytes: int, **overrides: object) -> pool_size.PoolSize:
+    arguments = {
+        "asked_bytes": None,
+        "block_bytes": block_bytes,
+        "block_size_tokens": 16,
+        "max_model_len": 1000,
+        "max_model_len_is_explicit": True,
+        "max_num_seqs": 2,
+    } | overrides
+    return pool_size.size_pool(TIGHT, **arguments)  # type: ignore[arg-type]
+
+
+def test_one_request_that_was_planned_without_the_step_still_fits() -> None:
+    """Plans of earlier releases counted 256 MiB for the step: their pods must start."""
+    assert TIGHT.available_bytes == 0
+    assert size_tight(1 << 20) == pool_size.PoolSize(63, 1000), "63 blocks of 16 tokens, and nothing for a second one"
+    assert size_tight(1 << 20, max_model_len_is_explicit=False) == pool_size.PoolSize(8, 128)
+    assert size_tight(1 << 20, asked_bytes=70 << 20) == pool_size.PoolSize(70, 1000)
+
+
+def test_one_request_for_which_no_plan_had_memory_is_refused_with_the_budget() -> None:
+    with pytest.raises(
+        RuntimeFailure, match=r"1000 tokens needs 3\.94 GiB, but 4\.00 GiB usable .* leaves 0\.0 MiB: .* 0 tok"
+    ):
+        size_tight(64 << 20)
 
 
 @pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])
@@ -105,6 +147,22 @@ def test_second_copies_of_weights_leave_the_pool_what_it_would_get_without_them(
     without = pool_size.cpu_budget(limit_bytes, process_bytes + weight_bytes)
     with_copies = pool_size.cpu_budget(limit_bytes, process_bytes + weight_bytes + copies_bytes)
     assert with_copies.available_bytes == without.available_bytes
+
+
+@pytest.mark.parametrize("step_bytes", [0, GIB // 4, GIB])
+@pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])
+@pytest.mark.parametrize("limit_bytes", [GIB, 3 * GIB, 4 * GIB])
+def test_in_a_container_second_copies_leave_the_pool_what_was_planned(
+    limit_bytes: int, weight_bytes: int, step_bytes: int
+) -> None:
+    process_bytes = 350 << 20
+    reserved_bytes = pool_size.step_reserve_bytes(limit_bytes, step_bytes)
+    copies_bytes = pool_size.copy_budget_bytes(limit_bytes, process_bytes, weight_bytes, reserved_bytes)
+    without, with_copies = (
+        pool_size.cpu_budget(limit_bytes, process_bytes + used_bytes, step_bytes, is_container=True).available_bytes
+        for used_bytes in (weight_bytes, weight_bytes + copies_bytes)
+    )
+    assert with_copies >= min(without, limit_bytes * 30 // 100)
 
 
 def test_a_small_model_is_copied_and_one_that_fills_its_memory_is_not() -> None:

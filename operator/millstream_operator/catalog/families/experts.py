@@ -34,6 +34,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> Mod
         num_kv_heads=attention.num_kv_heads,
         head_size=attention.head_size,
         intermediate_sizes=tuple(sorted(widths)),
+        named_intermediate_size=intermediate,
         vocab_size=vocabulary,
         max_position_embeddings=fields.integer("max_position_embeddings", 32768),
         parameters=Parameters(

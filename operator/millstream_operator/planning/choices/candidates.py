@@ -33,6 +33,7 @@ class Question:
     inventory: Inventory
     calibration: Calibration = NO_CALIBRATION  # of this model with this image
     is_grouped: bool = False  # groups of layers have block tables of their own (`kv_layout`)
+    only_free: bool = False  # the inventory is what is free, and there are GPUs that are taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from millstream_operator.planning.sizing.cost import cost_of, monthly_usd
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
 from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, chunk_seconds, predict
-from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
+from millstream_operator.planning.sizing.tensor_parallel import MOST_GPUS, allowed_sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import weight_format
 
 P95_MARGIN = 1.25  # of a p95 with queueing over the prediction without
@@ -44,14 +44,11 @@ def evaluate(question: Question, placements: Iterable[Candidate]) -> Iterator[Ou
 
 def _incompatibility(question: Question, candidate: Candidate) -> Problem | None:
     """Return what rules out the part, the parallelism or the formats, before any byte is counted."""
-    part, tensor = candidate.stock.part, candidate.tensor
+    part = candidate.stock.part
     if part.unsupported is not None:
         return Problem(Stage.PRODUCTS, f"{part.name} is not supported: {part.unsupported}")
-    stored = weight_format(question.shape, candidate.method)
-    if (why := tensor_parallel_problem(question.shape, tensor, stored.group_size)) is not None:
+    if (why := _size_problem(question, candidate)) is not None:
         return Problem(Stage.PARALLELISM, why)
-    if tensor > candidate.stock.gpus:
-        return Problem(Stage.PARALLELISM, f"one node has {candidate.stock.gpus} free {part.name}, not {tensor}")
     for method, minimum in ((candidate.method, MINIMUM_SM), (candidate.kv_cache, MINIMUM_SM_KV_CACHE)):
         if part.sm < minimum[method]:
             needed = f"{minimum[method] // 10}.{minimum[method] % 10}"
@@ -67,6 +64,30 @@ def _incompatibility(question: Question, candidate: Candidate) -> Problem | None
     else:
         why = vocabulary_problem(question.shape, draft)
     return Problem(Stage.SPECULATION, why) if why is not None else None
+
+
+def _size_problem(question: Question, candidate: Candidate) -> str | None:
+    """Return what rules out the tensor-parallel size: every cause, or a person who mends one would meet the next."""
+    tensor, stock, shape = candidate.tensor, candidate.stock, question.shape
+    group = weight_format(shape, candidate.method).group_size
+    of_model = tensor_parallel_problem(shape, tensor, group)
+    divides_heads, fits_a_node = shape.num_heads % tensor == 0, tensor <= stock.gpus
+    if question.resolved.tensor is None or (divides_heads and fits_a_node):
+        return of_model
+    causes = [of_model] if of_model is not None else []
+    if not divides_heads:
+        causes[0] += f" (the model allows {allowed_sizes(shape, MOST_GPUS, group)})"
+    if not fits_a_node:
+        causes.append(f"the GPUs that share a layer are in one node, and {_most_gpus(question, candidate)}")
+    return f"parallelism.tensor is {tensor}: {'; '.join(causes)}"
+
+
+def _most_gpus(question: Question, candidate: Candidate) -> str:
+    """Say how many GPUs of the part a node has: those that are free, where others are taken."""
+    stock = candidate.stock
+    if question.inventory.hypothetical:
+        return f"a usual machine has {stock.gpus} {stock.part.name}"
+    return f"no node has more than {stock.gpus} {'free ' if question.only_free else ''}{stock.part.name}"
 
 
 def _sized(question: Question, candidate: Candidate) -> Outcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from millstream_operator.api.optimization import KVCacheMethod
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Runtime, Switch
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.speculation import choose_speculation
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.resolved_spec import batching
 from millstream_operator.planning.sizing.cpu_memory import CpuMemory, cpu_memory
 from millstream_runtime.config import Capabilities
@@ -37,11 +39,11 @@ def hybrid_flag(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
 
 
 def planned_cpu_memory(
-    spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capabilities, draft: ModelShape | None = None
+    spec: LLMDeploymentSpec, shape: ModelShape, facts: Facts, draft: ModelShape | None = None
 ) -> CpuMemory:
     """Return the ledger and the KV pool of one replica on a CPU, with the engine limits that it gets.
 
-    `draft`: the draft model that the replica loads.
+    `shape`: the model as it is loaded; `draft`: the draft model that the replica loads.
     """
     max_num_batched_tokens, max_num_seqs, _, _ = batching(spec, on_cpu=True)
     asked = spec.quantization.kv_cache if spec.quantization is not None else None
@@ -50,7 +52,8 @@ def planned_cpu_memory(
         shape,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
-        is_grouped=is_grouped(spec, runtime, has_draft=draft is not None),
+        is_grouped=is_grouped(spec, facts.runtime, has_draft=draft is not None),
         kv_cache="None" if asked in (None, KVCacheMethod.AUTO) else asked.value,
         draft=draft,
+        draft_tokens=choose_speculation(spec, facts.choosable).plan.max_draft_tokens,
     )

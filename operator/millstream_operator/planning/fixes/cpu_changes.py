@@ -25,7 +25,7 @@ def memory_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
         return
     draft = usable_draft_shape(deployment.spec, facts)
     shape = as_loaded(deployment.spec, facts.shape, facts.runtime)
-    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime, draft)
+    memory = planned_cpu_memory(deployment.spec, shape, facts, draft)
     wanted_bytes = memory.limit_for(shortest_length(deployment.spec, shape))
     if (change := _with_memory(deployment, facts, f"{-(-wanted_bytes // GIB)}Gi")) is not None:
         yield replace(change, step=change_of(memory.ledger.usable_bytes, wanted_bytes))

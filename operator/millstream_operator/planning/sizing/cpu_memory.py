@@ -1,38 +1,43 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
-The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, a reserve, and at most 30 % of
-the container's memory for the KV pool, in float32 or in the format that the spec names. A draft model's weights, keys
-and values are counted as the model's are, and so are a draft head's, with the hidden states that it reads.
+The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, the process, the largest step
+(`cpu_step.py`), a margin, and at most 30 % of the container's memory for the KV pool, in float32 or in the format that
+the spec names. A draft model's weights, keys and values are counted as the model's are, and so are a draft head's, with
+the hidden states that it reads.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from millstream_operator.api.pod_template import ResourceRequirements
-from millstream_operator.api.quantity import amount
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.sizing.cpu_container import MOST_BYTES, memory_limit_bytes, most_threads
+from millstream_operator.planning.sizing.cpu_step import StepLimits, draft_step_bytes, step_bytes
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, draft_token_bytes, kv_bytes_per_token
 from millstream_operator.planning.sizing.weights import inputs_per_output, linear_bytes, weight_format
 
-CPU_MEMORY_LIMIT = "4Gi"
 POOL_SHARE_PERCENT = 30
-RESERVE_BYTES = 256 << 20
+MARGIN_PERCENT = 5  # of the limit: beyond it the kernel kills
+LEAST_STEP_BYTES = 256 << 20  # as earlier releases reserved for every model
 PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
 FLOAT32_BYTES = 4
 USUAL_LENGTH = 128  # tokens; the runtime takes what the model and the pool allow
-MOST_BYTES = 2**63 - 1  # the largest number of a status
+MOST_LIMITS = 64  # that are tried until one is enough
 
 
 @dataclass(frozen=True, slots=True)
 class CpuMemory:
-    """`kv_cache_bytes` of the ledger is negative where not even the weights fit."""
+    """`kv_cache_bytes` of the ledger is negative where not even the weights fit.
+
+    `largest_step`: its bytes in a container with so many bytes of memory, which bound the longest context.
+    """
 
     ledger: MemoryLedger
     pool: KvPool
+    largest_step: Callable[[int], int]
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -44,32 +49,30 @@ class CpuMemory:
         return self.ledger.kv_cache_bytes >= self.pool.bytes_for([(1, tokens)])
 
     def limit_for(self, tokens: int) -> int:
-        """Return the bytes of a memory limit with which the pool holds a request of so many tokens."""
+        """Return the bytes of a memory limit with which the pool holds a request of so many tokens.
+
+        More memory holds longer contexts, whose steps are larger. So limits are tried from below, up to one that holds
+        its own step; where none does soon, it is the one for the longest context of the model.
+        """
         need, ledger = self.pool.bytes_for([(1, tokens)]), self.ledger
         weights = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
-        rest = ledger.context_bytes + ledger.activations_bytes + weights
-        return max(rest + need, -(-need * 100 // POOL_SHARE_PERCENT))
+        others = ledger.context_bytes + weights + need
+        least = limit = max(ledger.usable_bytes, -(-need * 100 // POOL_SHARE_PERCENT))
+        for _ in range(MOST_LIMITS):
+            enough = _with_margin(others + self.largest_step(limit))
+            if enough <= limit:
+                return limit
+            limit = enough
+        return max(least, _with_margin(others + self.largest_step(MOST_BYTES)))
+
+
+def _with_margin(num_bytes: int) -> int:
+    return -(-num_bytes * 100 // (100 - MARGIN_PERCENT))
 
 
 def shortest_length(spec: LLMDeploymentSpec, shape: ModelShape) -> int:
     """The tokens that the pool must hold: one request of full length, or a short one where the spec names no length."""
     return (spec.engine.max_model_len if spec.engine else None) or min(shape.max_position_embeddings, USUAL_LENGTH)
-
-
-def memory_limit_bytes(spec: LLMDeploymentSpec) -> int:
-    """The memory limit that the runtime container gets: podTemplate's limit, else the planner's or, where it is more,
-    podTemplate's request (as `rendering/container_resources.py` merges them)."""
-    template = spec.pod_template.spec if spec.pod_template else None
-    container = next(iter((template.containers if template else None) or []), None)
-    given = (container.resources if container else None) or ResourceRequirements()
-    if given.limits is not None and given.limits.memory is not None:
-        return _bytes(given.limits.memory)
-    request = (given.requests.memory if given.requests is not None else None) or "0"
-    return max(_bytes(CPU_MEMORY_LIMIT), _bytes(request))
-
-
-def _bytes(quantity: str) -> int:
-    return min(math.floor(amount(quantity)), MOST_BYTES)
 
 
 def cpu_weights_bytes(shape: ModelShape) -> int:
@@ -91,6 +94,7 @@ def cpu_memory(
     is_grouped: bool | None,
     kv_cache: str = "None",
     draft: ModelShape | None = None,
+    draft_tokens: int = 0,
 ) -> CpuMemory:
     """The ledger and the KV pool of one replica on a CPU.
 
@@ -98,13 +102,25 @@ def cpu_memory(
         is_grouped: see `kv_layout.choose_layout`.
         kv_cache: the format of keys and values.
         draft: the draft model or head. Its pool has as many blocks as the model's, in the same format.
+        draft_tokens: proposed at a time; 0 without speculation.
     """
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
     weights = cpu_weights_bytes(shape) - tables
     draft_weights = cpu_weights_bytes(draft) if draft is not None else 0
-    rest = limit - PROCESS_BYTES - RESERVE_BYTES - weights - tables - draft_weights
-    pool = min(rest, limit * POOL_SHARE_PERCENT // 100)
+    max_model_len = (spec.engine.max_model_len if spec.engine else None) or shape.max_position_embeddings
+    limits = StepLimits(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        threads=most_threads(spec),
+        draft_tokens=draft_tokens,
+        kv_cache=kv_cache,
+    )
+    largest_step = _largest_step(shape, draft, limits, weights + tables + draft_weights)
+    step = largest_step(limit)
+    rest = limit - PROCESS_BYTES - step - weights - tables - draft_weights
+    pool = min(rest - limit * MARGIN_PERCENT // 100, limit * POOL_SHARE_PERCENT // 100)
     ledger = MemoryLedger(
         usable_bytes=limit,
         headroom_bytes=rest - pool,
@@ -114,7 +130,7 @@ def cpu_memory(
         weights_bytes=weights,
         embeddings_bytes=tables,
         draft_weights_bytes=draft_weights,
-        activations_bytes=RESERVE_BYTES,
+        activations_bytes=step,
         kv_cache_bytes=pool,
     )
     return CpuMemory(
@@ -122,10 +138,28 @@ def cpu_memory(
         kv_pool(
             shape,
             kv_bytes_per_token(shape, kv_cache, dtype_bytes=FLOAT32_BYTES),
-            max_model_len=(spec.engine.max_model_len if spec.engine else None) or shape.max_position_embeddings,
+            max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             is_grouped=is_grouped,
             draft_token_bytes=0 if draft is None else draft_token_bytes(draft, kv_cache, dtype_bytes=FLOAT32_BYTES),
         ),
+        largest_step,
     )
+
+
+def _largest_step(
+    shape: ModelShape, draft: ModelShape | None, limits: StepLimits, weights_bytes: int
+) -> Callable[[int], int]:
+    """Return what gives the bytes of the largest step for a memory limit.
+
+    The runtime counts a context that fills all memory next to the weights, or one of `max_model_len`.
+    """
+    token_bytes = kv_bytes_per_token(shape, limits.kv_cache, dtype_bytes=FLOAT32_BYTES)
+    of_draft = draft_step_bytes(draft, limits) if draft is not None else 0
+
+    def largest_step(limit_bytes: int) -> int:
+        of_model = step_bytes(shape, limits, (limit_bytes - weights_bytes) // token_bytes)
+        return max(LEAST_STEP_BYTES, of_model, of_draft)
+
+    return largest_step

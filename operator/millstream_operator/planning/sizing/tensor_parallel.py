@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from millstream_operator.catalog.model_shape import ModelShape
 
+MOST_GPUS = 16  # of one node, to name in a message
+
 
 def sizes(shape: ModelShape, largest: int) -> list[int]:
     """Sizes worth looking at: what divides the heads, up to `largest`."""
@@ -35,6 +37,12 @@ def tensor_parallel_problem(shape: ModelShape, size: int, group_size: int | None
     if group_size and head_columns % group_size:
         return f"a shard of {head_columns} attention columns is no multiple of the quantization group of {group_size}"
     return _block_problem(shape, size)
+
+
+def allowed_sizes(shape: ModelShape, largest: int, group_size: int | None = None) -> str:
+    """Return the sizes up to `largest` that the model allows, in words: `1, 2, 4`."""
+    found = (size for size in sizes(shape, largest) if tensor_parallel_problem(shape, size, group_size) is None)
+    return ", ".join(map(str, found))
 
 
 def _block_problem(shape: ModelShape, size: int) -> str | None:

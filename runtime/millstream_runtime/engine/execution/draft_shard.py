@@ -27,6 +27,7 @@ from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS
 from millstream_runtime.models.loading.kv_scales import read_kv_scales
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
@@ -130,7 +131,10 @@ def copy_budget_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftSh
         return 0
     limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
     needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
-    return pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
+    used_bytes = resident_bytes()
+    # The step of the whole model, which is no less than that of a rank.
+    step_bytes = shard.step_reserve_bytes(config, target, SINGLE_PROCESS, limit_bytes, used_bytes + needed_bytes)
+    return pool_size.copy_budget_bytes(limit_bytes, used_bytes, needed_bytes, step_bytes)
 
 
 def size_pools(

@@ -68,7 +68,9 @@ def load(
         raise too_large
     copy_budget_bytes = 0
     if device.type == "cpu":
-        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), weight_bytes)
+        used_bytes = resident_bytes()
+        step_bytes = step_reserve_bytes(config, shard_config, ranks, limit_bytes, used_bytes + weight_bytes)
+        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, used_bytes, weight_bytes, step_bytes)
     try:
         return load_model(
             shard_config.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes, kernels
@@ -238,23 +240,38 @@ def _layer_token_bytes(config: RuntimeConfig, shape: ModelConfig, dtype: torch.d
     return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype.itemsize)
 
 
+def step_reserve_bytes(
+    config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int, used_bytes: int
+) -> int:
+    """Return what this rank keeps free for its steps on a CPU: nothing of a machine's memory, of which the pool takes a
+    share. `used_bytes`: by the process and its weights."""
+    if container_limit_bytes() is None:
+        return 0
+    step_bytes = _cpu_step_bytes(config, shard_config, ranks, limit_bytes - used_bytes)
+    return pool_size.step_reserve_bytes(limit_bytes, step_bytes)
+
+
 def _cpu_budget(
     config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, draft_step_bytes: int
 ) -> pool_size.MemoryBudget:
     limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, resident_bytes()
-    shape, dtype_bytes = rank_config(shard_config.model_config, ranks), shard_config.dtype.itemsize
+    step_bytes = max(_cpu_step_bytes(config, shard_config, ranks, limit_bytes - used_bytes), draft_step_bytes)
+    is_container = container_limit_bytes() is not None
+    return pool_size.cpu_budget(limit_bytes, used_bytes, step_bytes, is_container=is_container)
+
+
+def _cpu_step_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, free_bytes: int) -> int:
+    """Return the bytes of the largest step, with contexts as long as `free_bytes` hold."""
+    shape = rank_config(shard_config.model_config, ranks)
     token_bytes = _layer_token_bytes(config, shape, shard_config.dtype) * shape.num_layers
-    activations_bytes = worst_step_bytes(
+    return worst_step_bytes(
         shape,
-        dtype_bytes,
+        shard_config.dtype.itemsize,
         num_tokens=config.max_num_batched_tokens,
         num_rows=sampled_rows(config),
-        longest_tokens=min(shape.max_model_len, max(1, (limit_bytes - used_bytes) // token_bytes)),
+        longest_tokens=min(shape.max_model_len, max(1, free_bytes // token_bytes)),
         kv_method=config.kv_cache_dtype.method,
     )
-    is_container = container_limit_bytes() is not None
-    most_bytes = max(activations_bytes, draft_step_bytes)
-    return pool_size.cpu_budget(limit_bytes, used_bytes, most_bytes, is_container=is_container)
 
 
 def _cuda_budget(

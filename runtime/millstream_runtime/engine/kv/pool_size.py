@@ -2,6 +2,10 @@
 
 Weights and the largest step are counted first and the pool takes what is left, more than running requests need: the
 rest is prefix cache. The budget of every refusal adds up.
+
+Plans of earlier releases promised up to 30 % of a container's memory and did not count the largest step. A pod of such
+a plan must start: where what is left does not hold one request and that promise does, the pool is what the request
+needs.
 """
 
 from __future__ import annotations
@@ -14,21 +18,31 @@ from functools import partial
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.kv_layout import MOST_BLOCKS
 
-# What the planner promises the pool on a CPU, of the memory limit; also its share of a machine that others use too.
+# What the planner promises the pool on a CPU at most, of the memory limit; also its share of a machine that others use.
 CPU_POOL_SHARE_PERCENT = 30
 CPU_RESERVE_BYTES = 256 << 20  # code made for products, the HTTP process, what malloc keeps
 CPU_MARGIN_PERCENT = 5  # of a container's limit: beyond it the kernel kills
+LEAST_LENGTH_TOKENS = 128  # of a request that a plan promises to hold where it names no length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """What the memory of one device is used for, in bytes. `available_bytes` is what the pool may take."""
+    """What the memory of one device is used for, in bytes. `available_bytes` is what the pool may take.
+
+    `promised_bytes`: what plans of earlier releases promised; see above.
+    """
 
     limit_bytes: int
     used_bytes: int  # weights and everything else that is there before the pool
     reserve_bytes: int  # activations, CUDA graphs and whatever must stay free
     available_bytes: int
     activations_bytes: int | None = None  # of the largest step: measured on CUDA, counted on a CPU
+    promised_bytes: int = 0
+
+    def pool_bytes(self, request_bytes: int) -> int:
+        """What the pool takes, where the request that was planned takes `request_bytes`."""
+        is_promised = request_bytes <= self.promised_bytes
+        return max(self.available_bytes, request_bytes if is_promised else 0)
 
     def __str__(self) -> str:
         return (
@@ -65,39 +79,47 @@ class PoolSize:
 def cpu_budget(
     limit_bytes: int, used_bytes: int, activations_bytes: int = 0, *, is_container: bool = False
 ) -> MemoryBudget:
-    """What is left of a container's memory after weights, the largest step and a margin; at least what was planned.
+    """What is left of a container's memory after weights, the largest step and a margin.
 
-    A machine's memory belongs to other processes too, so there it is the planned share.
+    A machine's memory belongs to other processes too, so there it is a share.
 
     Args:
         used_bytes: by this process, weights included.
         activations_bytes: of the largest step (`step_memory`).
     """
     reserve_bytes = CPU_RESERVE_BYTES
-    planned_bytes = min(limit_bytes - used_bytes - reserve_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100)
-    available_bytes = planned_bytes
+    share_bytes = max(0, min(limit_bytes - used_bytes - reserve_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100))
+    available_bytes, promised_bytes = share_bytes, 0
     if is_container:
-        reserve_bytes += activations_bytes + limit_bytes * CPU_MARGIN_PERCENT // 100
-        available_bytes = max(planned_bytes, limit_bytes - used_bytes - reserve_bytes)
+        reserve_bytes += step_reserve_bytes(limit_bytes, activations_bytes)
+        available_bytes, promised_bytes = max(0, limit_bytes - used_bytes - reserve_bytes), share_bytes
     return MemoryBudget(
         limit_bytes=limit_bytes,
         used_bytes=used_bytes,
         reserve_bytes=reserve_bytes,
-        available_bytes=max(0, available_bytes),
+        available_bytes=available_bytes,
         activations_bytes=activations_bytes,
+        promised_bytes=promised_bytes,
     )
 
 
-def copy_budget_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
+def step_reserve_bytes(limit_bytes: int, activations_bytes: int) -> int:
+    """Return what a container keeps free for its steps: the largest, and a margin."""
+    return activations_bytes + limit_bytes * CPU_MARGIN_PERCENT // 100
+
+
+def copy_budget_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int, step_bytes: int = 0) -> int:
     """Return what second copies of weights may take on a CPU: half of the memory that nothing else claims.
 
     The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.
 
     Args:
         used_bytes: by the process before any weight is there.
+        step_bytes: what a container keeps free for its steps.
     """
     pool_bytes = limit_bytes * CPU_POOL_SHARE_PERCENT // 100
-    return max(0, limit_bytes - used_bytes - weight_bytes - pool_bytes - CPU_RESERVE_BYTES) // 2
+    claimed_bytes = used_bytes + weight_bytes + pool_bytes + CPU_RESERVE_BYTES + step_bytes
+    return max(0, limit_bytes - claimed_bytes) // 2
 
 
 def cuda_budget(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryBudget:
@@ -133,10 +155,12 @@ def size_pool(
         RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
             or when not even one block fits.
     """
-    pool_bytes = budget.available_bytes if asked_bytes is None else asked_bytes
     if blocks_for is None:
         blocks_for = partial(_blocks_for, block_size_tokens=block_size_tokens)
     blocks_per_request = blocks_for(max_model_len)
+    planned_tokens = max_model_len if max_model_len_is_explicit else min(max_model_len, LEAST_LENGTH_TOKENS)
+    planned_bytes = blocks_for(planned_tokens) * block_bytes
+    pool_bytes = budget.pool_bytes(planned_bytes) if asked_bytes is None else asked_bytes
     num_blocks = min(pool_bytes // block_bytes, max(MOST_BLOCKS, blocks_per_request * max_num_seqs))
     if num_blocks >= blocks_per_request:
         return PoolSize(num_blocks, max_model_len)

@@ -51,11 +51,12 @@ def test_a_cpu_plan_says_which_setting_of_a_checkpoint_the_runtime_does_not_read
 
 
 def test_a_packed_model_needs_the_memory_of_its_packed_weights() -> None:
-    """8 billion weights in float32 need 32 GB, and in AWQ some 8: of these 4 are float32 embeddings and head."""
+    """8 billion weights in float32 need 32 GB, and in AWQ some 8: of these 4 are float32 embeddings and head. The step
+    takes another one."""
     plans = on_cpu(llama_8b()), on_cpu(llama_8b("AWQ"))
     plain, packed = (plan.resources.requests["memory"] for plan in plans if isinstance(plan, Plan))
     assert int(plain.removesuffix("Mi")) > 30_000
-    assert 7_500 < int(packed.removesuffix("Mi")) < 9_000
+    assert 8_500 < int(packed.removesuffix("Mi")) < 10_000
 
 
 def test_a_cpu_plan_of_a_plain_checkpoint_is_as_before() -> None:

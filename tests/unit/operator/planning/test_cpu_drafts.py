@@ -70,7 +70,7 @@ def test_a_model_with_windows_has_no_groups_beside_a_draft_unless_it_is_asked_to
     """As the runtime does: a draft's pool has a block for each of the model's, whichever group it is of."""
     gemma = read_shape(json.loads((ROOT / "tests/data/model_configs/gemma-3-1b.json").read_text()))
     draft = replace(SMALL, vocab_size=gemma.vocab_size)
-    memory, engine = "6Gi", {"maxModelLen": 8192}
+    memory, engine = "8Gi", {"maxModelLen": 8192}
     grouped, one_table = (
         planned(gemma, shape, memory, engine=engine, **(DRAFTING if shape else {"speculation": {"method": "NGram"}}))
         for shape in (None, draft)
