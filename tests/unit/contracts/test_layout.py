@@ -67,8 +67,8 @@ USED_FROM_OUTSIDE = {
     r".*::CappedHttpProtocol\.\w+": "uvicorn and httptools call them",
     r".*::CoalescingTransport\.\w+": "a transport of asyncio",
     r".*::TemplateCompiler\.visit_[A-Z]\w+": "Jinja's compiler calls it for a node",
-    r".*::TemplateEnvironment\.(call_binop|getitem|wrap_str_format|concat)": "compiled templates call it, and Jinja",
-    r".*::TemplateEnvironment\.(concatenated|made|as_key)": "compiled templates call it, by TemplateCompiler",
+    r".*::TemplateEnvironment\.(call_binop|call_unop|wrap_str_format|concat)": "compiled templates call it, and Jinja",
+    r".*::TemplateEnvironment\.(added|concatenated|made|as_key|is_in|written)": "compiled templates call it",
     r".*::UnblockedFile\.writable": "a text stream calls it",
     r".*::BARE_CONTROL_PLANE": "tests/soak runs it",
 }
