@@ -104,14 +104,15 @@ class PromptTokenizer:
         )
         if not all(prompts):
             raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
-        await self._off_the_loop(lambda: self._require_in_vocabulary("prompt", prompts))
+        await self._off_the_loop(lambda: self._require_in_vocabulary("prompt", prompts), sum(map(len, prompts)))
         return prompts
 
     async def texts(self, given: Sequence[str] | Sequence[Sequence[int]]) -> Sequence[str]:
         """The texts of prompts, for an echo."""
         tokenizer = self.tokenizer
         return await self._off_the_loop(
-            lambda: [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given]
+            lambda: [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given],
+            sum(map(len, given)),
         )
 
     async def tokenize(self, request: TokenizeRequest) -> bytes:
@@ -125,7 +126,7 @@ class PromptTokenizer:
             token_ids = await self.chat_ids(request.messages, request.chat_template_kwargs)
         else:
             text, special = request.prompt or "", request.add_special_tokens
-            token_ids = await self._off_the_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
+            token_ids = await self._off_the_loop(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
 
         def response() -> bytes:
             strings = None
@@ -134,7 +135,7 @@ class PromptTokenizer:
             sizes = {"count": len(token_ids), "max_model_len": self._model_limits().max_model_len}
             return msgspec.json.encode({**sizes, "tokens": token_ids, "token_strs": strings})
 
-        return await self._off_the_loop(response)
+        return await self._off_the_loop(response, len(token_ids))
 
     async def detokenize(self, request: DetokenizeRequest) -> bytes:
         """The text of tokens, as the JSON of the response.
@@ -143,8 +144,11 @@ class PromptTokenizer:
             ApiError: an id outside the vocabulary.
         """
         tokenizer = self.tokenizer
-        await self._off_the_loop(lambda: self._require_in_vocabulary("tokens", [request.tokens]))
-        return await self._off_the_loop(lambda: msgspec.json.encode({"prompt": tokenizer.decode(request.tokens)}))
+        length = len(request.tokens)
+        await self._off_the_loop(lambda: self._require_in_vocabulary("tokens", [request.tokens]), length)
+        return await self._off_the_loop(
+            lambda: msgspec.json.encode({"prompt": tokenizer.decode(request.tokens)}), length
+        )
 
     def _require_in_vocabulary(self, param: str, lists: Sequence[Sequence[int]]) -> None:
         vocab_size = self._model_limits().vocab_size
@@ -157,12 +161,13 @@ class PromptTokenizer:
         if least_tokens >= max_model_len:
             raise context_length_exceeded(param, f"at least {least_tokens}", None, max_model_len)
 
-    async def _off_the_loop(self, work: Callable[[], Result], characters: int | None = None) -> Result:
+    async def _off_the_loop(self, work: Callable[[], Result], length: int) -> Result:
         """Run `work` in a thread with a time limit, so that one huge or hostile input never stalls other streams.
 
-        With few `characters` the work is done here: that is faster than a round trip to a thread.
+        With a small `length`, in characters or tokens, the work is done here: that is faster than a round trip to a
+        thread, and waits for no long prompt or template there.
         """
-        if characters is not None and characters <= limits.SHORT_PROMPT_CHARACTERS:
+        if length <= limits.SHORT_PROMPT_CHARACTERS:
             return work()
         return await _within_time(self._threads, work)
 

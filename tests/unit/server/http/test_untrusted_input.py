@@ -165,6 +165,33 @@ def test_prompts_that_are_slow_to_tokenise_keep_no_short_chat_waiting(
         assert [one.result().status_code for one in hostile] == [200] * 3
 
 
+def test_short_prompts_wait_for_no_thread_of_long_ones(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates that compute without end hold these threads, too: short prompts got a 503 meanwhile."""
+    with serving(tiny_model) as server, ThreadPoolExecutor(3) as pool:
+        server.wait_ready()
+        tokenizer, release = server.server.service.prompts.tokenizer, threading.Event()
+        encode, begun = tokenizer.encode, threading.Semaphore(0)
+
+        def stuck(text: str, **settings: Any) -> list[int]:
+            if len(text) > limits.SHORT_PROMPT_CHARACTERS:
+                begun.release()
+                release.wait(60)
+            return encode(text, **settings)
+
+        monkeypatch.setattr(tokenizer, "encode", stuck)
+        long = {**BODY, "prompt": "x" * (limits.SHORT_PROMPT_CHARACTERS + 1)}
+        waiting = [pool.submit(server.post, TEXT, long) for _ in range(3)]
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        ids = {**BODY, "prompt": [5, 6], "echo": True}
+        short = [(TEXT, {**BODY, "prompt": "hi"}), (TEXT, ids), ("/tokenize", {"model": "tiny", "prompt": "hi"})]
+        for path, body in [*short, ("/detokenize", {"model": "tiny", "tokens": [5, 6]})]:
+            assert server.post(path, body).status_code == 200
+        assert not release.is_set()
+        release.set()
+        assert all(one.result().status_code for one in waiting)
+
+
 def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four thousand have no characters, and kept every short chat waiting for 80 ms."""
     with serving(tiny_model) as server:
