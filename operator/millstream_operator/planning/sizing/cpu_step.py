@@ -112,10 +112,9 @@ def _attention_bytes(shape: ModelShape, limits: StepLimits, num_rows: int, longe
 
 
 def _decode_bytes(group: int, elements: int, longest_tokens: int, windows: Sequence[int | None]) -> int:
-    """What a thread of the kernel of decodes keeps, for each kind of layer."""
-    kinds = {longest_tokens if window is None else min(window, longest_tokens) for window in windows or (None,)}
-    numbers = (group * (most + 2 * elements) + MOST_BLOCK_TOKENS * elements for most in kinds)
-    return sum(numbers) * FLOAT32_BYTES
+    """What a thread of the kernel of decodes keeps: enough for the layer that sees most."""
+    most = max(longest_tokens if window is None else min(window, longest_tokens) for window in windows or (None,))
+    return (group * (most + 2 * elements) + MOST_BLOCK_TOKENS * elements) * FLOAT32_BYTES
 
 
 def _prompt_bytes(elements: int, limits: StepLimits) -> int:
