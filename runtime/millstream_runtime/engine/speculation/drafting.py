@@ -132,7 +132,6 @@ class Drafting:
             self._skipped[self._reason_of_drafter() or skip] += len(wanted) - len(chosen)
             return self._ask_where_room_is(chosen, _share(num_decodes))
         proposed = self._ask(wanted)
-        self._quiet.observe(wanted, proposed)
         most = {one: len(drafts) for one, drafts in proposed.items()}
         chosen = self.lengths.choose(most, num_decodes, is_crowded=skip is Skip.CROWDED)
         for one, drafts in proposed.items():
@@ -306,6 +305,8 @@ class Drafting:
             reason = self._reason_of_drafter()
             left = Counter(reason or reasons.get(one, Skip.NO_PROPOSAL) for one in wanted if one not in proposed)
             self._skipped.update(left)
+        if self.lengths.is_free:
+            self._quiet.observe([one for one in wanted if one not in reasons], proposed)
         self._count_not_finite(reasons.values(), has_drafts=bool(proposed))
         return proposed
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+import pytest
+
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation import ngram
 from millstream_runtime.engine.speculation.drafting import Drafting
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
 from millstream_runtime.engine.speculation.quiet_requests import LOOK_EVERY_STEPS, QUIET_STEPS
@@ -80,6 +83,16 @@ def test_one_that_repeats_itself_has_drafts_in_every_step_among_quiet_ones() -> 
         give(repeating, 5 + step % 3)
     assert drafter.asked.count("again") == 100
     assert drafter.asked.count("new") < 60
+
+
+def test_a_request_whose_prompt_is_still_read_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "STEP_TOKENS", 0)  # and ALWAYS_TOKENS are read in each step
+    drafter = Counted()
+    drafts, sequence = drafting(drafter), decode("long", *range(2 * QUIET_STEPS * ngram.ALWAYS_TOKENS))
+    for _ in range(2 * QUIET_STEPS):
+        drafts.propose([sequence])
+    assert len(drafter.asked) == 2 * QUIET_STEPS
+    assert drafts.stats().skipped[Skip.CATCHING_UP.value] == 2 * QUIET_STEPS - 1
 
 
 def test_a_request_with_the_id_of_one_that_ended_is_asked_from_its_first_step() -> None:
