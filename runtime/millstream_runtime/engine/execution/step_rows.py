@@ -11,7 +11,7 @@ from millstream_runtime.engine.scheduling.step_plan import Chunk
 
 class SampledRow(NamedTuple):
     """A row of logits: a token of `sequence` is sampled from it, behind its known tokens and, where `num_drafts` is not
-    0, behind the last of so many drafts and those before it: all of a chain, or its path in a tree."""
+    0, behind that many drafts: all of a chain, or its path in a tree."""
 
     sequence: Sequence
     num_drafts: int = 0

@@ -258,7 +258,7 @@ class Governor:
         }
 
     def _drafts_with(self, num_decodes: int, marginals: Mapping[K, list[float]]) -> bool:
-        """Whether a batch of so many requests like these would draft: what is read for a few of it would be in vain."""
+        """Whether `num_decodes` requests like these would draft: if not, what is read for a few of them is in vain."""
         costs = self._bucket_to_choose_by(num_decodes).costs
         if not costs.is_timed(0):
             return True
