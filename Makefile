@@ -23,22 +23,28 @@ demo: cluster-up images ## cluster, images, helm install, kubectl apply, one str
 	$(BIN)/python -m hack.demo
 
 .PHONY: test
-test: supported ## lint, types, unit tests, e2e on the local cluster, a sample of the soak; says where the time went
-	@times=""; \
-	for stage in venv lint unit cluster-up images e2e faults; do \
-	  began=$$SECONDS; echo; echo "== make $$stage"; \
-	  $(MAKE) --no-print-directory $$stage; \
-	  times="$$times$$(printf '%6d s  %s' $$((SECONDS - began)) $$stage)\n"; \
-	done; \
-	printf '\nWhere the time went:\n%b' "$$times"
+test: supported ## lint, types, the quick unit and end-to-end tests: what every change has to pass; says where the time went
+	@$(PYTHON) -m tests.run quick
+
+.PHONY: test-all
+test-all: supported ## all that is tested before a release, of matrices the day's quarter; ALL=1 samples nothing
+	@$(PYTHON) -m tests.run $(if $(ALL),whole,sample)
+
+.PHONY: test-rest
+test-rest: supported ## what `make test-all` runs and `make test` does not
+	@$(PYTHON) -m tests.run rest
 
 .PHONY: unit
-unit: venv ## unit tests, a process per core, at most four: no cluster, no Docker
-	$(BIN)/pytest tests/unit tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile
+unit: venv ## unit tests, a process per core, at most four: no cluster, no Docker; all of them, or those of TIER
+	$(BIN)/pytest tests/unit tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile $(call TIMED,unit)
+
+# The tests of a tier, and their times in .tools/test-times.json.
+TIER ?= whole
+TIMED = --tier $(TIER) --keep-times $(1)
 
 .PHONY: faults
 faults: venv ## a sample of the operator's tests under faults and load, on a control plane without nodes; another one every day
-	$(BIN)/pytest tests/soak
+	$(BIN)/pytest tests/soak $(call TIMED,faults)
 
 .PHONY: soak
 soak: venv ## all tests under faults and load, and whether known mistakes in kernels are found (two hours on two cores); writes tests/soak/results/
@@ -47,7 +53,7 @@ soak: venv ## all tests under faults and load, and whether known mistakes in ker
 
 .PHONY: e2e
 e2e: cluster-up images ## end-to-end tests on the local cluster
-	$(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json
+	$(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json $(call TIMED,e2e)
 
 .PHONY: e2e-long
 e2e-long: cluster-up images ## end-to-end tests that take minutes each, which `make test` skips

@@ -4,7 +4,7 @@
     python -m hack.kernels.prebuild --out DIR --capabilities 90
 
 Code for sm_80 runs on sm_86 and sm_89 too, so those need none of their own. No GPU, C compiler or CUDA installation is
-needed. Variants are kept in `.tools/kernels` by what they are compiled from; only those that changed are compiled.
+needed. Variants are kept in the user's cache by what they are compiled from; only new ones are compiled.
 """
 
 from __future__ import annotations

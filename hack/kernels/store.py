@@ -1,4 +1,4 @@
-"""Compiled variants in `.tools/kernels`, by what they are compiled from: one compilation serves gate, tests and image.
+"""Compiled variants in the user's cache, by what they are compiled from: one serves gate, tests, image and all clones.
 
 <key>.cubin, <key>.json   as the image has them
 <key>.record              the resources that the compile gate reads, and the files' SHA-256; written last
@@ -20,11 +20,11 @@ from typing import Any
 
 import triton
 
+from hack.kernels.cache import cache_folder
 from hack.kernels.compile import CompiledVariant, compile_kernel, record
 from millstream_kernels.prebuilt.key import variant_key
 from millstream_kernels.variant import Variant
 
-STORE = Path(__file__).resolve().parents[2] / ".tools" / "kernels"
 UNUSED_SECONDS = 30 * 24 * 3600  # then an entry is deleted
 Wanted = tuple[Variant, int]  # 80 for sm_80
 
@@ -41,13 +41,14 @@ class Compiled:
     resources: CompiledVariant
 
 
-def compile_all(wanted: Sequence[Wanted], store: Path = STORE, processes: int = 1) -> tuple[list[Compiled], int]:
+def compile_all(wanted: Sequence[Wanted], store: Path | None = None, processes: int = 1) -> tuple[list[Compiled], int]:
     """Each variant, in order, and how many were compiled because the store had none.
 
     Raises:
         ValueError: a variant whose arguments do not match its kernel.
         triton's CompilationError: a kernel that cannot be compiled.
     """
+    store = cache_folder("kernels") if store is None else store
     store.mkdir(parents=True, exist_ok=True)
     keys = [variant_key(*one) for one in wanted]
     missing = [(place, key) for place, key in enumerate(keys) if _read(store, key) is None]
@@ -67,7 +68,7 @@ def compile_all(wanted: Sequence[Wanted], store: Path = STORE, processes: int = 
     return [one for one in compiled if one is not None], len(missing)
 
 
-_inherited: tuple[Sequence[Wanted], Path] = ((), STORE)
+_inherited: tuple[Sequence[Wanted], Path] = ((), Path())
 
 
 def _compile_inherited(place: int, key: str) -> None:

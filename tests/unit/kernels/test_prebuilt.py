@@ -39,7 +39,7 @@ KERNELS = {variant.kernel_name: variant.kernel for variant in VARIANTS}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image brings; compiled only where `.tools/kernels` has it not."""
+    """What the image brings; compiled only where the cache lacks it."""
     path = tmp_path_factory.mktemp("prebuilt") / "kernels"
     prebuild(path)
     return path
