@@ -10,7 +10,7 @@ OPERATED = [
         f"{OPERATOR}/status/readiness.py",
         "    if observation.answer.failure is not None:\n",
         "    if observation.answer.failure is not None and not observation.rolled_out:\n",
-        "operator/reconciling/test_ready.py::test_ready_waits_for_pods_then_for_the_model",
+        "operator/reconciling/test_ready.py::test_pods_alone_are_not_ready",
     ),
     Mutation.of(
         "the first failing pod speaks for all of them",
@@ -80,11 +80,12 @@ PLANNED = [
         "operator/planning/test_golden.py::test_a_plan_is_the_approved_one",
     ),
     Mutation.of(
-        "a tensor-parallel size that divides the KV heads divides the query heads, too",
+        "each rank needs a KV head of its own",
         f"{OPERATOR}/planning/sizing/tensor_parallel.py",
-        "    if shape.num_heads % size:\n",
-        "    if shape.num_kv_heads % size and shape.num_heads % size:\n",
-        "operator/planning/test_asked_sizes.py::test_the_message_names_every_cause",
+        "shape.num_kv_heads % size and size % shape.num_kv_heads:",
+        "shape.num_kv_heads % size:",
+        "operator/facts/test_left_out_nodes.py"
+        "::test_a_size_that_the_model_does_not_allow_is_refused_where_the_gpus_are_not_known",
     ),
     Mutation.of(
         "what this runtime could round while it loads may be chosen unasked",
