@@ -16,12 +16,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.mutations import results
 from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.kills import Verdict, judge, without_false_kills
 from tests.mutations.mutation import Mutation
+from tests.mutations.prepared_process import PreparedProcess
 from tests.mutations.promises import PROMISES
 from tests.mutations.tiers import Tiers, tiers_of
 from tests.mutations.working_copy import WorkingCopy
@@ -74,30 +76,33 @@ def _has_word(mutation: Mutation, words: Sequence[str]) -> bool:
     return not words or any(word in mutation.trap or word in mutation.file for word in words)
 
 
-def _judge_all(mutations: Sequence[Mutation], tiers: Tiers, processes: int) -> list[Verdict]:
+def _judge_all(mutations: Sequence[Mutation], tiers: Tiers, num_processes: int) -> list[Verdict]:
     """The verdicts in the order of `mutations`; each is printed when it is known."""
-    copies: queue.SimpleQueue[WorkingCopy] = queue.SimpleQueue()
-    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(processes) as workers:
+    processes: queue.SimpleQueue[PreparedProcess] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         cases = Path(root) / "cases.json"
         cases.write_text(json.dumps({"quick": sorted(tiers.quick), "sample": sorted(tiers.sample)}))
-        for number in range(processes):
-            copies.put(WorkingCopy(Path(root).resolve() / str(number)))
+        workers = stack.enter_context(ThreadPoolExecutor(num_processes))
+        for number in range(num_processes):
+            process = PreparedProcess(WorkingCopy(Path(root).resolve() / str(number)))
+            stack.callback(process.close)
+            processes.put(process)
 
         def judge_one(mutation: Mutation) -> Verdict:
-            copy = copies.get()
+            process = processes.get()
             try:
-                verdict = judge(mutation, copy, cases)
+                verdict = judge(mutation, process, cases)
             finally:
-                copies.put(copy)
+                processes.put(process)
             _print(verdict, tiers)
             return verdict
 
         try:
             verdicts = list(workers.map(judge_one, mutations))
         except BaseException:  # Ctrl-C: what has not begun does not begin
-            workers.shutdown(wait=True, cancel_futures=True)
+            workers.shutdown(wait=False, cancel_futures=True)
             raise
-        checked = without_false_kills(verdicts, copies.get(), cases)
+        checked = without_false_kills(verdicts, processes.get(), cases)
     for before, after in zip(verdicts, checked, strict=True):
         if after != before:
             _print(after, tiers)

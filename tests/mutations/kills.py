@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.mutations.mutation import Mutation
-from tests.mutations.working_copy import WorkingCopy
+from tests.mutations.prepared_process import PreparedProcess
 
 PASSED, TEST_FAILED = 0, 1  # pytest's exit statuses; larger ones say that it could not run
 TIMEOUT_SECONDS = 1800
@@ -36,11 +35,11 @@ class Verdict:
         }
 
 
-def judge(mutation: Mutation, copy: WorkingCopy, cases: Path) -> Verdict:
+def judge(mutation: Mutation, process: PreparedProcess, cases: Path) -> Verdict:
     """Run the tests that a mutation names until one fails. `cases`: see `first_failure`."""
     try:
-        with copy.mutated(mutation):
-            run = _run(copy, [*mutation.tests], cases, "-x")
+        with process.copy.mutated(mutation):
+            run = _run(process, [*mutation.tests], cases, "-x")
     except subprocess.TimeoutExpired as error:
         return Verdict(mutation, None, f"the tests took more than {error.timeout:.0f} seconds")
     if run.status == TEST_FAILED and run.failed:
@@ -50,12 +49,16 @@ def judge(mutation: Mutation, copy: WorkingCopy, cases: Path) -> Verdict:
     return Verdict(mutation, None, f"pytest's exit status is {run.status}\n{run.output}")
 
 
-def without_false_kills(verdicts: Sequence[Verdict], copy: WorkingCopy, cases: Path) -> list[Verdict]:
+def without_false_kills(verdicts: Sequence[Verdict], process: PreparedProcess, cases: Path) -> list[Verdict]:
     """Run each case that failed without a mutation: one that fails then, too, says nothing about its mutation."""
     killers = sorted({verdict.killed_by for verdict in verdicts if verdict.killed_by is not None})
     if not killers:
         return [*verdicts]
-    run = _run(copy, killers, cases)
+    try:
+        run = _run(process, killers, cases, timeout_seconds=TIMEOUT_SECONDS * (1 + len(killers) // 10))
+    except subprocess.TimeoutExpired as error:
+        problem = f"without mutations the tests took more than {error.timeout:.0f} seconds"
+        return [replace(one, killed_by=None, problem=one.problem or problem) for one in verdicts]
     broken = set(run.failed)
     if run.status not in (PASSED, TEST_FAILED):  # pytest itself, or a signal: nothing is known of those left
         broken |= set(killers) - set(run.started[:-1])
@@ -77,20 +80,20 @@ class _Run:
     output: str
 
 
-def _run(copy: WorkingCopy, tests: Sequence[str], cases: Path, *options: str) -> _Run:
-    journal = copy.folder / "journal.jsonl"
+def _run(
+    process: PreparedProcess,
+    tests: Sequence[str],
+    cases: Path,
+    *options: str,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> _Run:
+    folder = process.copy.folder
+    journal, output = folder / "journal.jsonl", folder / "output.txt"
     journal.write_text("")
     plugin = ["-p", "tests.mutations.first_failure", "--cases", str(cases), "--journal", str(journal)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *options, *tests],
-        cwd=copy.folder,
-        env=copy.environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    arguments = ["-q", "-p", "no:cacheprovider", *plugin, *options, *tests]
+    status = process.run(arguments, output, timeout_seconds)
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    output = f"{done.stdout[-SHOWN_CHARACTERS:]}\n{done.stderr[-500:]}".strip()
     started = [line["started"] for line in lines if "started" in line]
-    return _Run(done.returncode, started, [line["failed"] for line in lines if "failed" in line], output)
+    failed = [line["failed"] for line in lines if "failed" in line]
+    return _Run(status, started, failed, output.read_text(errors="replace")[-SHOWN_CHARACTERS:].strip())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,7 @@ from tests.mutations.__main__ import broken_promises
 from tests.mutations.first_failure import _FirstFailure
 from tests.mutations.kills import Verdict, without_false_kills
 from tests.mutations.mutation import REPOSITORY, Mutation
+from tests.mutations.prepared_process import PreparedProcess
 from tests.mutations.tiers import Tiers
 from tests.mutations.working_copy import WorkingCopy
 
@@ -59,9 +64,10 @@ def test_a_mutation_is_killed_by_a_case_that_fails_or_dies(
     status: int, started: list[str], failed: list[str], killed_by: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = kills._Run(status, started, failed, "the end")
-    monkeypatch.setattr(kills, "_run", lambda *_: run)
-    copy: Any = SimpleNamespace(mutated=lambda _: pytest.MonkeyPatch.context())
-    verdict = kills.judge(MUTATION, copy, Path("cases.json"))
+    monkeypatch.setattr(kills, "_run", lambda *_, **__: run)
+    copy = SimpleNamespace(mutated=lambda _: contextlib.nullcontext())
+    process: Any = SimpleNamespace(copy=copy)
+    verdict = kills.judge(MUTATION, process, Path("cases.json"))
     assert verdict.killed_by == killed_by
     assert (str(status) in verdict.problem) is (killed_by is None)
 
@@ -79,10 +85,10 @@ def test_a_case_that_fails_without_the_mutation_kills_nothing(
     status: int, started: list[str], failed: list[str], kept: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = kills._Run(status, started, failed, "the end")
-    monkeypatch.setattr(kills, "_run", lambda *_: run)
+    monkeypatch.setattr(kills, "_run", lambda *_, **__: run)
     verdicts = [Verdict(MUTATION, case) for case in (QUICK, DEEP, None)]
-    copy: Any = None
-    found = without_false_kills(verdicts, copy, Path("cases.json"))
+    process: Any = None
+    found = without_false_kills(verdicts, process, Path("cases.json"))
     assert {verdict.killed_by for verdict in found} - {None} == kept
     assert [bool(verdict.problem) for verdict in found[:2]] == [case not in kept for case in (QUICK, DEEP)]
 
@@ -117,3 +123,40 @@ def test_a_copy_has_what_git_knows_and_one_mutation_at_a_time(tmp_path: Path) ->
     assert mutated.read_text(encoding="utf-8") == original
     roots = copy.environment()["PYTHONPATH"].split(":")
     assert str(tmp_path / "copy" / "operator") in roots
+
+
+TESTS = """
+import os, signal, time
+
+def test_passes(): print(os.getpid())
+def test_fails(): assert False, "as it should"
+def test_dies(): os.kill(os.getpid(), signal.SIGKILL)
+def test_hangs(): time.sleep(600)
+"""
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Iterator[PreparedProcess]:
+    """Runs pytest in a folder with one file of tests."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    copy: Any = SimpleNamespace(folder=tmp_path, environment=lambda: environment)
+    process = PreparedProcess(copy, imported=["pytest"])
+    yield process
+    process.close()
+
+
+def test_each_run_is_a_fork_of_one_process(prepared: PreparedProcess, tmp_path: Path) -> None:
+    output = tmp_path / "output.txt"
+
+    def run(test: str, timeout_seconds: float = 300) -> int:
+        return prepared.run(["-p", "no:cacheprovider", f"test_it.py::{test}"], output, timeout_seconds)
+
+    assert run("test_passes") == PASSED
+    assert run("test_fails") == FAILED
+    assert "as it should" in output.read_text()
+    assert run("test_dies") == -9
+    assert run("test_passes") == PASSED, "the process outlives what it forked"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run("test_hangs", timeout_seconds=0)
+    assert run("test_passes") == PASSED, "another process takes its place"
