@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations.mutation import KERNELS, OPERATOR, Mutation
+from tests.mutations.mutation import OPERATOR, Mutation
 
 CHART = "charts/millstream"
 
@@ -56,11 +56,14 @@ DATA_FILES = [
         "operator/catalog/test_gpu.py::test_facts_hang_together",
     ),
     Mutation.of(
-        "two parts of the catalogue may share the label of their nodes",
+        "a link between GPUs is counted in both directions",
         f"{OPERATOR}/catalog/gpus.yaml",
-        "    productLabels: [NVIDIA-A100-SXM4-80GB, A100-SXM4-80GB]\n",
-        "    productLabels: [NVIDIA-A100-SXM4-80GB, NVIDIA-A100-SXM4-40GB]\n",
-        "operator/catalog/test_gpu.py::test_a_gpu_is_found_by_its_aliases_and_by_the_label_of_its_nodes",
+        "    nvlinkBytesPerSecond: 300000000000\n    nvlinkIslandSize: 8\n    pcieBytesPerSecond: 31500000000\n"
+        "    gpusPerNode: 8\n    listPriceUSDPerHour: 3.431\n",
+        "    nvlinkBytesPerSecond: 600000000000\n    nvlinkIslandSize: 8\n    pcieBytesPerSecond: 31500000000\n"
+        "    gpusPerNode: 8\n    listPriceUSDPerHour: 3.431\n",
+        "operator/planning/test_golden.py::test_a_plan_is_the_approved_one",
+        "operator/catalog/test_gpu.py::test_the_hash_of_facts_is_that_of_stored_plans",
     ),
     Mutation.of(
         "a published model has as many KV heads as query heads",
@@ -69,16 +72,7 @@ DATA_FILES = [
         "num_attention_heads:\n     64, num_key_value_heads: 8,",
         "  llama-3-70b:\n    {model_type: llama, hidden_size: 8192, intermediate_size: 28672, num_hidden_layers: 80, "
         "num_attention_heads:\n     64, num_key_value_heads: 64,",
-        "operator/catalog/test_model_shape.py::test_parameter_counts_are_those_that_the_publishers_name",
-    ),
-    Mutation.of(
-        "a choice of tiles that no search would find is committed",
-        f"{KERNELS}/tuning/sm_90.json",
-        '  "w16a16": {"measured_on": null, "choices": [\n'
-        '   {"most_rows": 16, "block_rows": 16, "num_warps": 4, "num_stages": 5},\n',
-        '  "w16a16": {"measured_on": null, "choices": [\n'
-        '   {"most_rows": 16, "block_rows": 32, "num_warps": 4, "num_stages": 5},\n',
-        "kernels/test_tuning.py::test_what_is_committed_is_whole_and_as_it_is_written",
+        "operator/catalog/test_model_shape.py::test_a_known_model_has_the_shape_of_its_published_config",
     ),
 ]
 
