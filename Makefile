@@ -47,7 +47,7 @@ faults: venv ## a sample of the operator's tests under faults and load, on a con
 	$(BIN)/pytest tests/soak $(call TIMED,faults)
 
 .PHONY: soak
-soak: venv ## all tests under faults and load, and whether known mistakes in kernels are found (two hours on two cores); writes tests/soak/results/
+soak: venv ## all tests under faults and load, and whether known mistakes are found (two hours on two cores); writes tests/soak/results/
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.soak
 

@@ -1,1 +1,1 @@
-"""Each trap of the kernels, put back into a copy of the code: the test that names it has to fail."""
+"""Mistakes, each made in a copy of the code: a test that the list names has to fail."""

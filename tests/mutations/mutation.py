@@ -1,11 +1,18 @@
-"""One change that makes code wrong, and the tests that have to notice."""
+"""One change that makes the product wrong, and the tests that have to fail because of it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+OPERATOR = "operator/millstream_operator"
+RUNTIME = "runtime/millstream_runtime"
+KERNELS = "kernels/millstream_kernels"
+COMMAND_LINE = "cli/millstream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +25,38 @@ class Mutation:
     new: str
     tests: tuple[str, ...]  # node IDs without parameters; one failure among them is enough
 
+    @classmethod
+    def of(cls, trap: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+        """`tests`: beneath tests/unit."""
+        return cls(trap, file, old, new, tuple(f"tests/unit/{test}" for test in tests))
+
     def mutated(self) -> str:
         """The text of the file with the trap in it.
 
         Raises:
             ValueError: `old` stands there never or more than once.
         """
-        text = (REPOSITORY / self.file).read_text()
+        text = (REPOSITORY / self.file).read_text(encoding="utf-8")
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.file} has {self.old!r} {count} times; the mutation '{self.trap}' needs it once")
         return text.replace(self.old, self.new)
+
+    def check(self) -> None:
+        """Read the mutated file as what its name says it is, so that no test fails for a mistake in its syntax alone.
+
+        A template of the chart is text until helm renders it.
+
+        Raises:
+            ValueError: `old` stands there never or more than once.
+            SyntaxError, yaml.YAMLError, json.JSONDecodeError: the mutated file cannot be read.
+        """
+        text, path = self.mutated(), Path(self.file)
+        if path.suffix == ".py":
+            compile(text, self.file, "exec")
+        elif path.suffix == ".json":
+            json.loads(text)
+        elif path.suffix == ".yaml" and "templates" not in path.parts:
+            list(yaml.safe_load_all(text))
 
     def missing_tests(self) -> list[str]:
         """Those of `tests` that no file defines."""
@@ -35,6 +64,6 @@ class Mutation:
         for node in self.tests:
             file, _, name = node.partition("::")
             path = REPOSITORY / file
-            if not path.is_file() or f"def {name}(" not in path.read_text():
+            if not path.is_file() or f"def {name}(" not in path.read_text(encoding="utf-8"):
                 missing.append(node)
         return missing

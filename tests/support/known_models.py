@@ -16,6 +16,11 @@ def known_config(repository: str) -> dict[str, Any] | None:
     return None if config is None else dict(_table()["configs"][config])
 
 
+def known_configs() -> dict[str, dict[str, Any]]:
+    """Return the fields of each config.json of the table, by the name of the model."""
+    return {name: dict(fields) for name, fields in _table()["configs"].items()}
+
+
 def known_repositories() -> list[str]:
     return list(_table()["repositories"])
 

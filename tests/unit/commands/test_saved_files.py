@@ -15,7 +15,9 @@ from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("before")
-    write_saved_file(path, "after ×")
+    with path.open() as opened:
+        write_saved_file(path, "after ×")
+        assert opened.read() == "before", "who reads the old file never sees half of the new one"
     assert path.read_text(encoding="utf-8") == "after ×"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -11,7 +11,7 @@ import pytest
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.read_shape import read_shape, read_shape_file
-from tests.support.known_models import known_repositories
+from tests.support.known_models import known_configs, known_repositories
 
 CONFIGS = Path(__file__).resolve().parents[3] / "data" / "model_configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -59,6 +59,11 @@ def test_parameter_counts_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", BILLIONS)
 def test_parameter_counts_are_those_that_the_publishers_name(name: str) -> None:
     assert read_shape(config(name)).parameters.total == pytest.approx(BILLIONS[name] * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} & {*known_configs()}))
+def test_a_known_model_has_the_shape_of_its_published_config(name: str) -> None:
+    assert read_shape(known_configs()[name]) == read_shape(config(name))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ def test_a_budget_pays_for_whole_replicas(budget: int, replicas: int) -> None:
     assert affordable_replicas(PLAN, budget) == replicas
 
 
+def test_a_cost_that_is_rounded_down_to_the_budget_is_within_it() -> None:
+    """The status shows $100 a month for 100.01, so $100 pay for it."""
+    plan = {"replicas": 1, "cost": {"hourlyMilliUSD": 137}}
+    assert affordable_replicas(plan, 100) == 1
+
+
 def test_an_enforced_budget_names_the_replicas_that_it_pays_for() -> None:
     message = over_budget(PLAN, spec(4000))
     assert message is not None

@@ -1,0 +1,23 @@
+"""All mutations."""
+
+from __future__ import annotations
+
+from tests.mutations import (
+    command_line_mistakes,
+    deployment_files,
+    kernel_traps,
+    operator_mistakes,
+    runtime_mistakes,
+    token_kernel_traps,
+)
+from tests.mutations.promises import PROMISES
+
+MUTATIONS = [
+    *PROMISES,
+    *operator_mistakes.MISTAKES,
+    *runtime_mistakes.MISTAKES,
+    *command_line_mistakes.MISTAKES,
+    *deployment_files.MISTAKES,
+    *kernel_traps.TRAPS,
+    *token_kernel_traps.TRAPS,
+]

@@ -1,0 +1,185 @@
+"""Mistakes in the operator, beyond those against its promises."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import OPERATOR, Mutation
+
+PLANNING = [
+    Mutation.of(
+        "each rank holds its part of the KV heads, however few there are",
+        f"{OPERATOR}/planning/sizing/weights.py",
+        "copied = shape.kv_projection_parameters * shape.kv_heads_per_rank(tensor) // shape.num_kv_heads",
+        "copied = shape.kv_projection_parameters // tensor",
+        "operator/planning/test_rank_weights.py::test_ranks_that_share_a_kv_head_each_hold_its_projections",
+    ),
+    Mutation.of(
+        "replicas that cost as much as the budget are beyond it",
+        f"{OPERATOR}/planning/scaling_cost.py",
+        "return found + 1 if monthly_usd(each, found + 1) <= max_monthly_usd else found",
+        "return found + 1 if monthly_usd(each, found + 1) < max_monthly_usd else found",
+        "operator/planning/test_scaling_cost.py::test_a_cost_that_is_rounded_down_to_the_budget_is_within_it",
+    ),
+    Mutation.of(
+        "a promise of GPUs is met from the emptiest node",
+        f"{OPERATOR}/inventory/packing.py",
+        "tightest = min((size for name, size in free if name == part and size >= gpus), default=None)",
+        "tightest = max((size for name, size in free if name == part and size >= gpus), default=None)",
+        "operator/inventory/test_accounts.py::test_each_is_taken_from_the_node_that_it_fills_best",
+    ),
+    Mutation.of(
+        "a toleration without an effect tolerates no effect",
+        f"{OPERATOR}/inventory/demands.py",
+        'and self.effect in ("", taint.effect)',
+        "and self.effect == taint.effect",
+        "operator/inventory/test_demands.py::test_which_tolerations_cover_a_taint",
+    ),
+    Mutation.of(
+        "GPUs that a plan was promised are not free for its owner either",
+        f"{OPERATOR}/inventory/accounts.py",
+        "            wanted[mine[0]] -= mine[1]\n        remaining",
+        "            wanted[mine[0]] -= 0\n        remaining",
+        "operator/inventory/test_accounts.py::test_own_pods_and_promises_count_as_free_for_the_own_next_plan_alone",
+    ),
+    Mutation.of(
+        "the smallest suffix that leaves a whole number is the server's",
+        f"{OPERATOR}/api/quantity.py",
+        "key=lambda item: -item[1]",
+        "key=lambda item: item[1]",
+        "operator/api/test_quantity.py::test_the_servers_form",
+    ),
+]
+
+ROLLOUTS = [
+    Mutation.of(
+        "a crash is certain at the first restart",
+        f"{OPERATOR}/rollout/certain_failure.py",
+        "CERTAIN_RESTARTS = 3",
+        "CERTAIN_RESTARTS = 1",
+        "operator/rollout/test_certain_failure.py::test_what_is_certain",
+    ),
+    Mutation.of(
+        "a registry that is away is a failure of the revision",
+        f"{OPERATOR}/rollout/retry.py",
+        "        Reason.IMAGE_PULL_FAILED,\n",
+        "",
+        "operator/rollout/test_retry.py::test_an_outage_of_the_registry_is_tried_again_and_succeeds",
+    ),
+    Mutation.of(
+        "a canary is worse when it has more errors, not a larger share of them",
+        f"{OPERATOR}/rollout/traffic_shift/traffic_judgement.py",
+        "if not size or not other_size or hits * other_size <= other_hits * size:",
+        "if not size or not other_size or hits <= other_hits:",
+        "operator/rollout/test_traffic_judgement.py::test_what_is_worse",
+    ),
+    Mutation.of(
+        "the history counts the records that are kept in any case a second time",
+        f"{OPERATOR}/rollout/pruning.py",
+        "others[max(0, HISTORY_LIMIT - len(keep)) :]",
+        "others[HISTORY_LIMIT:]",
+        "operator/rollout/test_revisions.py::test_history_is_limited_and_the_current_record_is_never_pruned",
+    ),
+    Mutation.of(
+        "replicas that find no GPU are a failure of those that serve",
+        f"{OPERATOR}/status/blocking_policies.py",
+        "return None if observation.is_serving and problem.reason in NOT_OF_WHAT_SERVES else problem",
+        "return problem",
+        "operator/status/test_scaling.py::test_new_replicas_that_find_no_gpu_leave_ready_and_are_shown",
+    ),
+    Mutation.of(
+        "a surge that finds no GPU drains a pod under Availability, too",
+        f"{OPERATOR}/rollout/approach.py",
+        "    if asked is SURGE:\n        return Approach(SURGE, blocked=_waits(one, room) if one.unplaced else None)\n",
+        "    if asked is SURGE and not one.unplaced:\n        return Approach(SURGE)\n",
+        "operator/rollout/test_rollout.py::test_availability_that_is_insisted_on_waits_for_a_gpu",
+    ),
+]
+
+CONTROL = [
+    Mutation.of(
+        "a Lease that was edited to have no holder is free",
+        f"{OPERATOR}/leadership/election.py",
+        "return not self.holder and self.duration_seconds <= RELEASED_SECONDS",
+        "return not self.holder",
+        "operator/leadership/test_leadership.py::test_a_released_lease_is_taken_at_once_and_an_emptied_one_is_not",
+    ),
+    Mutation.of(
+        "a leader counts its lease from the answer to its write",
+        f"{OPERATOR}/leadership/election.py",
+        "self.write_until = sent + self.timing.renew_deadline_seconds",
+        "self.write_until = now + self.timing.renew_deadline_seconds",
+        "operator/leadership/test_leadership.py::test_the_first_one_looks_and_creates",
+    ),
+    Mutation.of(
+        "a key that was added while it ran waits for its backoff",
+        f"{OPERATOR}/queue/schedule.py",
+        "        if again is not None:\n            self.add(key, max(again.due, now), again.rank - again.due)\n",
+        "        if again is not None and not failed:\n"
+        "            self.add(key, max(again.due, now), again.rank - again.due)\n",
+        "operator/queue/test_work_queue.py::test_a_change_of_a_failing_key_does_not_wait_for_its_backoff",
+    ),
+    Mutation.of(
+        "a listing forgets whatever it does not have",
+        f"{OPERATOR}/kube/index.py",
+        "if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):",
+        "if _key(kind, manifest) not in present:",
+        "operator/kube/test_index.py::test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners",
+    ),
+    Mutation.of(
+        "a deletion of a predecessor forgets its successor of the same name",
+        f"{OPERATOR}/kube/index.py",
+        'if known is None or known["metadata"]["uid"] != manifest["metadata"]["uid"]:',
+        "if known is None:",
+        "operator/kube/test_index.py::test_a_deletion_takes_the_object_it_names_and_not_its_successor",
+    ),
+    Mutation.of(
+        "an object whose name is ours is ours",
+        f"{OPERATOR}/children/children.py",
+        "return controller_uid(manifest) == owner.metadata.uid",
+        'return _controller(manifest).get("name") == owner.name',
+        "operator/reconciling/test_reconciler.py::test_a_namesakes_children_are_waited_for_and_not_taken_over",
+    ),
+    Mutation.of(
+        "an answer of another configuration is one of the same model",
+        f"{OPERATOR}/probing/service_probe.py",
+        'if body.get("config_hash") == revision.config_hash and body.get("model") == served_name:',
+        'if body.get("config_hash") == revision.config_hash or body.get("model") == served_name:',
+        "operator/reconciling/test_ready.py::test_pods_alone_are_not_ready",
+    ),
+    Mutation.of(
+        "a model's own namespace may call it, whoever is declared",
+        f"{OPERATOR}/rendering/network_policy.py",
+        "admitted = [*_operator(operator_namespace), *map(_plain, ingress)]",
+        'admitted = [{"podSelector": {}}, *_operator(operator_namespace), *map(_plain, ingress)]',
+        "operator/rendering/test_network_policy.py::test_declared_peers_and_the_operator_are_admitted_and_no_one_else",
+    ),
+    Mutation.of(
+        "the kubelet ends a pod when its drain does",
+        f"{OPERATOR}/rendering/pod_template.py",
+        '"terminationGracePeriodSeconds": plan.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,',
+        '"terminationGracePeriodSeconds": plan.drain_timeout_seconds,',
+        "operator/rendering/test_pod.py::test_grace_covers_the_longest_drain",
+    ),
+    Mutation.of(
+        "a container that ended with a failure crashed, though the kernel killed it for its memory",
+        f"{OPERATOR}/diagnosis/container_failures.py",
+        '    if ended.get("reason") == "OOMKilled":\n        return _killed_for_memory(pod, plan)\n',
+        '    if ended.get("reason") == "OOMKilled" and code == 0:\n        return _killed_for_memory(pod, plan)\n',
+        "operator/diagnosis/test_diagnosis.py::test_out_of_memory_shows_the_planned_memory_and_the_limit",
+    ),
+    Mutation.of(
+        "an object that is being deleted is reconciled until it is gone",
+        f"{OPERATOR}/reconciling/reconciler.py",
+        'if manifest is None or manifest["metadata"].get("deletionTimestamp"):',
+        "if manifest is None:",
+        "operator/reconciling/test_reconciler.py::test_an_object_that_is_being_deleted_is_not_repaired",
+    ),
+    Mutation.of(
+        "a hub's token is an argument, which the kubelet fills in",
+        f"{OPERATOR}/rendering/source_access.py",
+        'return SourceAccess([*flags, f"--token-file={TOKEN_FOLDER}/{_named(token)}"], [volume], [mount])',
+        'return SourceAccess([*flags, f"--token=$(HF_TOKEN_{token.key})"], [volume], [mount])',
+        "operator/rendering/test_model_source.py::test_a_token_is_a_file_and_in_no_argument",
+    ),
+]
+
+MISTAKES = [*PLANNING, *ROLLOUTS, *CONTROL]
