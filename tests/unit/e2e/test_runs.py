@@ -45,7 +45,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
 
 
 def crd_without_rules() -> dict[str, Any]:
-    spec = {"x-kubernetes-validations": []}
+    spec: dict[str, Any] = {"x-kubernetes-validations": []}
     schema = {"openAPIV3Schema": {"properties": {"spec": spec}}}
     return {"spec": {"versions": [{"schema": schema}]}}
 
