@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(refusal)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") is not None and not config.getoption("--long"):

@@ -37,7 +37,7 @@ def test_a_request_needs_one_of_the_keys(cluster: Cluster, release: Release, war
             assert right.json()["choices"][0]["message"]["content"]
         refused = {
             "wrong": ask(Authorization=f"Bearer {KEY}-wrong"),
-            "empty": ask(Authorization="Bearer "),
+            "empty": ask(Authorization="Bearer"),
             "not a bearer": ask(Authorization=KEY),
             "none": ask(),
         }
