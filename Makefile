@@ -51,13 +51,20 @@ soak: venv ## all tests under faults and load, and whether known mistakes are fo
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.soak
 
+# Where tests failed (1), those of the other lane run, too; where nothing can run (4) or it was interrupted (2), they do not.
+E2E = $(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json
 .PHONY: e2e
-e2e: cluster-up images ## end-to-end tests on the local cluster
-	$(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json $(call TIMED,e2e)
+e2e: cluster-up images ## end-to-end tests on the local cluster: two at a time, then one by one those that change what all share
+	@rm -f .tools/e2e-durations.json
+	@status=0; \
+	$(E2E) --lane own --numprocesses 2 --dist loadgroup $(call TIMED,e2e-own) || status=$$?; \
+	if [ $$status -gt 1 ]; then exit $$status; fi; \
+	$(E2E) --lane alone $(call TIMED,e2e-alone); \
+	exit $$status
 
 .PHONY: e2e-long
 e2e-long: cluster-up images ## end-to-end tests that take minutes each, which `make test` skips
-	$(BIN)/pytest e2e --long -m long --kubeconfig .tools/kubeconfig --images .tools/images.json
+	$(E2E) --long -m long
 
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts, shellcheck

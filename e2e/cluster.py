@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from e2e.guard import Guard
 from hack.cluster.kind_config import MARKER
 
 Object = dict[str, Any]
@@ -22,16 +23,25 @@ _COMMAND_TIMEOUT_SECONDS = 200.0
 
 
 class Cluster:
-    """One cluster by its kubeconfig. `tools` comes first in PATH, so the pinned kubectl and helm are used."""
+    """One cluster by its kubeconfig. `tools` comes first in PATH, so the pinned kubectl and helm are used.
 
-    def __init__(self, kubeconfig: Path, tools: Path) -> None:
+    `guard` refuses commands that touch what all tests share, once `read_kinds` has told it the kinds.
+    """
+
+    def __init__(self, kubeconfig: Path, tools: Path, guard: Guard | None = None) -> None:
+        self.guard = guard or Guard()
         self._env = os.environ | {"KUBECONFIG": str(kubeconfig), "PATH": f"{tools}:{os.environ.get('PATH', '')}"}
         missing = [tool for tool in ("kubectl", "helm") if shutil.which(tool, path=self._env["PATH"]) is None]
         if missing:
             raise FileNotFoundError(f"{' and '.join(missing)} not found: `make cluster-up` puts them in .tools/bin")
 
     def run(self, *command: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command; with `check`, a failure raises AssertionError with what it said."""
+        """Run kubectl or helm; with `check`, a failure raises AssertionError with what it said.
+
+        Raises:
+            SharedThingError: it touches what all tests share, and the test has no mark for that.
+        """
+        self.guard.check(command, stdin)
         done = subprocess.run(
             command,
             env=self._env,
@@ -54,6 +64,11 @@ class Cluster:
         done = self.run("kubectl", *arguments, stdin=stdin, check=False)
         assert done.returncode != 0, f"kubectl {' '.join(arguments)} was not refused: {done.stdout}"
         return done.stderr
+
+    def read_kinds(self) -> None:
+        """Tell the guard which kinds have no namespace."""
+        table = self.kubectl("api-resources", "--namespaced=false", "--no-headers")
+        self.guard.cluster_scoped = cluster_scoped_kinds(table)
 
     def get(self, *arguments: str) -> Object:
         """`kubectl get … -o json`, parsed."""
@@ -92,6 +107,7 @@ class Cluster:
     @contextmanager
     def port_forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
         """A local port that leads to `target`, such as `service/demo`, for the length of the block."""
+        self.guard.check(("kubectl", "port-forward", "-n", namespace, target))
         process = subprocess.Popen(
             ["kubectl", "port-forward", "-n", namespace, "--address", "127.0.0.1", target, f":{port}"],
             env=self._env,
@@ -108,6 +124,20 @@ class Cluster:
         finally:
             process.terminate()
             process.communicate(timeout=20)
+
+
+def cluster_scoped_kinds(table: str) -> dict[str, str]:
+    """Every name of a kind that kubectl takes, in small letters, from the lines of `kubectl api-resources`.
+
+    A line has the columns name, short names (may be empty), API version, namespaced, kind.
+    """
+    kinds: dict[str, str] = {}
+    for line in table.splitlines():
+        plural, *short_names, version, _, kind = line.split()
+        group = version.partition("/")[0] if "/" in version else ""
+        names = {plural, kind.lower(), *(name for names in short_names for name in names.split(","))}
+        kinds |= dict.fromkeys(names | {f"{name}.{group}" for name in (plural, kind.lower()) if group}, kind)
+    return kinds
 
 
 def refusal_of(cluster: Cluster) -> str:

@@ -51,6 +51,12 @@ def llmd(name: str, **spec: Any) -> Object:
     }
 
 
+def service_of_others(name: str) -> Object:
+    """A Service whose name an LLMDeployment needs for its own."""
+    spec = {"ports": [{"port": 1234}], "selector": {"app": "somebody-else"}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
 def read(cluster: Cluster, namespace: str, name: str) -> Object:
     """The object as the API server has it."""
     return cluster.get("llmd", name, "-n", namespace)
@@ -76,6 +82,12 @@ def wait_ready(
     return eventually(
         lambda: read(cluster, namespace, name), is_ready, what=f"{name} Ready", timeout_seconds=timeout_seconds
     )
+
+
+def has_image(cluster: Cluster, reference: str) -> bool:
+    """Whether a node has the image already. A node names its fifty largest."""
+    nodes = cluster.items("nodes")
+    return any(reference in image.get("names", ()) for node in nodes for image in node["status"].get("images", ()))
 
 
 def pods(cluster: Cluster, namespace: str, name: str) -> list[Object]:

@@ -23,6 +23,10 @@ class Durations:
         self.seconds[name] = round(time.monotonic() - began, 2)
 
     def write(self, path: Path) -> None:
-        """Keep them."""
+        """Keep them, with those of an earlier call that measured others: `make e2e` begins with an empty file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.seconds, indent=2) + "\n")
+        try:
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            earlier = {}
+        path.write_text(json.dumps((earlier if isinstance(earlier, dict) else {}) | self.seconds, indent=2) + "\n")

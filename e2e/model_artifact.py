@@ -11,8 +11,8 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 TITLE = "org.opencontainers.image.title"
 
 
-def push_model(folder: str, repository: str, tag: str) -> str:
-    """Push a folder of `models/`, each file a layer; return the manifest's digest."""
+def push_model(folder: str | Path, repository: str, tag: str) -> str:
+    """Push a folder, or one of `models/` by its name, each file a layer; return the manifest's digest."""
     registry = Registry(address())
     config = registry.put_blob(repository, b"{}", "application/vnd.oci.empty.v1+json")
     layers = []

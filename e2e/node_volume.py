@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from e2e.cluster import Cluster, Object, eventually
+from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE
 
 STORAGE_CLASS = "e2e-by-hand"  # no such object: nothing provisions, a volume of the same class binds
 ROOT = "/var/lib/millstream-e2e"
@@ -40,7 +41,7 @@ def _folder_maker(name: str, image: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": {LEFTOVER_LABEL: LEFTOVER_VALUE}},
         "spec": {
             "restartPolicy": "Never",
             "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
@@ -61,7 +62,7 @@ def _volume(name: str, namespace: str, claim: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": {LEFTOVER_LABEL: LEFTOVER_VALUE}},
         "spec": {
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteMany", "ReadWriteOnce"],

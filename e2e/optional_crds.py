@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from e2e.cluster import Cluster, Object
+from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE
 from hack.cluster.steps import Steps
 from hack.cluster.tools import go_toolchain
 
@@ -49,8 +50,9 @@ def crd(name: str) -> Object:
 
 def install(cluster: Cluster, name: str) -> None:
     """Server-side, since they are too large for kubectl's annotation."""
-    manifest = json.dumps(crd(name))
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=manifest)
+    manifest = crd(name)
+    manifest["metadata"].setdefault("labels", {})[LEFTOVER_LABEL] = LEFTOVER_VALUE
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
     cluster.wait_condition("crd", name, "Established")
 
 

@@ -14,7 +14,8 @@ from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.optional_crds import FILES, optional_crds, remove
-from e2e.release import Release
+from e2e.release import ManagedRelease, Release
+from e2e.shared_things import SharedThing
 from e2e.stream_pod import streams
 
 # The operator looks for kinds now and then, with jitter, and believes that one is gone when it was missing twice.
@@ -147,21 +148,19 @@ def test_somebody_elses_autoscaler_is_left_alone(
 
 
 @pytest.fixture
-def with_prometheus(release: Release) -> Iterator[None]:
-    """Give the operator the address of Prometheus and a shorter interval for kinds; undo it afterwards."""
-    release.install(
-        "monitoring.prometheusURL=http://prometheus.monitoring.svc:9090",
-        "monitoring.labels.release=e2e",
-        "operator.discoverySeconds=10",
-    )
+def with_prometheus(managed_release: ManagedRelease) -> Iterator[None]:
+    """Give the operator the address of Prometheus; undo it afterwards."""
+    address = "monitoring.prometheusURL=http://prometheus.monitoring.svc:9090"
+    managed_release.install(address, "monitoring.labels.release=e2e")
     yield
-    release.install()
+    managed_release.install()
 
 
 def companions(cluster: Cluster, namespace: str, kinds: str) -> set[str]:
     return {item["kind"] for item in cluster.items(kinds, "-n", namespace)}
 
 
+@pytest.mark.shared(SharedThing.RELEASE, SharedThing.CRDS)
 @pytest.mark.timeout(600)
 def test_kinds_of_other_projects_come_and_go(
     cluster: Cluster,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import Served, boot_config, condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import Served, boot_config, condition, is_ready, llmd, pods, read, service_of_others, wait_ready
 from e2e.durations import Durations
-from e2e.release import Release
+from e2e.release import CHART_INTERVALS, ManagedRelease, Release
+from e2e.shared_things import SharedThing
 
 
+@pytest.mark.quick
 def test_a_changed_spec_rolls_out_without_a_lost_request(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
@@ -34,6 +38,7 @@ def test_a_changed_spec_rolls_out_without_a_lost_request(
     assert boot_config(cluster, namespace, after["spec"])["max_model_len"] == 1024
 
 
+@pytest.mark.quick
 def test_the_scale_subresource_is_followed(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
@@ -59,18 +64,23 @@ def test_the_scale_subresource_is_followed(
     eventually(lambda: pods(cluster, namespace, "scaled"), lambda found: not found, what="no pod left")
 
 
+@pytest.mark.shared(SharedThing.RELEASE, SharedThing.EVERYTHING)
 def test_an_upgrade_with_other_defaults_restarts_nothing(
-    cluster: Cluster, release: Release, served: Served, namespace: str, durations: Durations
+    cluster: Cluster, managed_release: ManagedRelease, served: Served, namespace: str, durations: Durations
 ) -> None:
-    """What runs is pinned. The new defaults, another name of the image and a label, come with the next change."""
+    """What runs is pinned. The new defaults, another name of the image and a label, come with the next change.
+
+    This release looks for changes as often as the chart says, and not as often as the release of the other tests.
+    """
     other_image = image_by_digest(cluster, served)
-    assert other_image != release.runtime_image
+    assert other_image != managed_release.runtime_image
     cluster.apply(namespace, llmd("pinned"))
     wait_ready(cluster, namespace, "pinned")
     before = everything_that_runs(cluster)
     try:
         with durations.measure("helm upgrade with other defaults"):
-            release.install(f"runtime.image={other_image}", "podDefaults.labels.team=search")
+            changes = f"runtime.image={other_image}", "podDefaults.labels.team=search"
+            managed_release.install(*changes, intervals=CHART_INTERVALS)
         # The new operator has looked at everything when it has followed a change of something.
         cluster.apply(namespace, llmd("witness", replicas=0))
         eventually(
@@ -79,7 +89,16 @@ def test_an_upgrade_with_other_defaults_restarts_nothing(
             what="planned with the new default",
         )
         assert everything_that_runs(cluster) == before
-        assert read(cluster, namespace, "pinned")["status"]["runtime"]["image"] == release.runtime_image
+        assert read(cluster, namespace, "pinned")["status"]["runtime"]["image"] == managed_release.runtime_image
+
+        # Nothing watches another owner's object: the operator sees at its next look that it is gone.
+        cluster.apply(namespace, service_of_others("taken"), llmd("taken", replicas=0))
+        eventually(
+            lambda: condition(read(cluster, namespace, "taken"), "NameConflict"),
+            lambda found: found.get("status") == "True",
+            what="NameConflict",
+        )
+        cluster.kubectl("delete", "service", "taken", "-n", namespace)
 
         cluster.apply(namespace, llmd("pinned", engine={"maxModelLen": 1024}))
         seen = wait_ready(cluster, namespace, "pinned")
@@ -89,8 +108,14 @@ def test_an_upgrade_with_other_defaults_restarts_nothing(
         )
         assert adopted["spec"]["containers"][0]["image"] == other_image
         assert adopted["metadata"]["labels"]["team"] == "search"
+        eventually(
+            lambda: cluster.find("service", "taken", "-n", namespace),
+            lambda found: found is not None and bool(found["metadata"].get("ownerReferences")),
+            what="our own Service, within half a minute",
+            timeout_seconds=120,
+        )
     finally:
-        release.install()
+        managed_release.install()
 
 
 def image_by_digest(cluster: Cluster, served: Served) -> str:

@@ -63,6 +63,7 @@ def messages(question: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": question}]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_streamed_answer_is_the_greedy_answer_of_transformers(
     client: openai.OpenAI, reference: Any, question: str

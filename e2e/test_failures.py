@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.cluster import Cluster, eventually
 from e2e.deployments import condition, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
 
+@pytest.mark.quick
 def test_a_bad_model_path_is_one_clear_reason(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:

@@ -15,8 +15,10 @@ import pytest
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, llmd, read
 from e2e.release import Release
+from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE, SharedThing
 from tests.support.known_models import known_config
 
+pytestmark = pytest.mark.shared(SharedThing.NODES)
 MODEL = "meta-llama/Llama-3.2-1B-Instruct"
 L4, T4 = "NVIDIA-L4", "Tesla-T4"
 # Plans are looked at again within a minute after nodes have changed.
@@ -30,7 +32,7 @@ def add_node(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
 
     def add(product: str, gpus: int) -> None:
         name = f"e2e-gpu-{secrets.token_hex(3)}"
-        labels = {"nvidia.com/gpu.product": product, "millstream.dev/e2e": "fake"}
+        labels = {"nvidia.com/gpu.product": product, LEFTOVER_LABEL: LEFTOVER_VALUE}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(node | {"spec": {"unschedulable": True}}))
         added.append(name)

@@ -15,6 +15,7 @@ from e2e.deployments import children, llmd
 from e2e.durations import Durations
 from e2e.operator_metrics import Replica, replicas
 from e2e.release import Release
+from e2e.shared_things import SharedThing
 
 TAKEOVER_SECONDS = 20.0
 # Allocates more than the container may have: the kernel then kills every process of it, without a word.
@@ -92,6 +93,7 @@ def wait_repaired(cluster: Cluster, namespace: str, name: str, gone: str) -> Non
     )
 
 
+@pytest.mark.shared(SharedThing.OPERATOR)
 def test_a_leader_that_gets_a_signal_hands_over_and_never_do_two_write(
     cluster: Cluster, release: Release, namespace: str, durations: Durations
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_leader_that_gets_a_signal_hands_over_and_never_do_two_write(
     assert lease(cluster, release)["leaseTransitions"] > before
 
 
+@pytest.mark.shared(SharedThing.OPERATOR)
 def test_a_leader_that_crashes_is_replaced_within_twenty_seconds(
     cluster: Cluster, release: Release, namespace: str, durations: Durations
 ) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from e2e.cluster import Cluster, eventually
 from e2e.deployments import boot_config, children, is_ready, llmd, read
 from e2e.durations import Durations
-from e2e.release import Release
+from e2e.release import ManagedRelease
+from e2e.shared_things import SharedThing
 
 NAMES = [f"many-{number}" for number in range(6)]
 KINDS = {"Deployment", "Service", "ServiceAccount", "NetworkPolicy", "ControllerRevision", "ConfigMap"}
 
 
+@pytest.mark.quick
+@pytest.mark.shared(SharedThing.OPERATOR)
 def test_killed_in_the_middle_of_several_applies_it_converges(
-    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
+    cluster: Cluster, managed_release: ManagedRelease, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     with durations.measure("six applies, operator killed four times -> converged"):
         for index, name in enumerate(NAMES):
@@ -22,9 +27,9 @@ def test_killed_in_the_middle_of_several_applies_it_converges(
             cluster.apply(namespace, llmd(name, replicas=1 if index == 0 else 0))
             if index % 2 == 1:
                 time.sleep(0.3 * index)  # at a different point of its start each time
-                release.kill()
+                managed_release.kill()
         cluster.apply(namespace, llmd(NAMES[1], replicas=0, engine={"maxModelLen": 512}))
-        release.kill()
+        managed_release.kill()
         for name in NAMES:
             eventually(
                 lambda name=name: read(cluster, namespace, name),  # type: ignore[misc]

@@ -16,7 +16,8 @@ from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.node_volume import STORAGE_CLASS, node_volume
-from e2e.release import Release
+from e2e.release import ManagedRelease
+from e2e.shared_things import SharedThing
 
 HELD_OUT = Path(__file__).resolve().parent.parent / "models" / "held_out.jsonl"
 NAME = "quantized"
@@ -83,9 +84,10 @@ def evict_pod_of_job(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 
 
+@pytest.mark.shared(SharedThing.OPERATOR)
 @pytest.mark.timeout(1800)
 def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_is_made_gated_and_served(
-    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
+    cluster: Cluster, managed_release: ManagedRelease, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     cluster.apply(namespace, llmd(NAME))
     wait_ready(cluster, namespace, NAME)
@@ -113,11 +115,11 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
     (kept,) = pods(cluster, namespace, NAME)
     assert uid_and_restarts(kept) == uid_and_restarts(before)
 
-    with node_volume(cluster, namespace, f"{NAME}-model-cache", release.runtime_image):
+    with node_volume(cluster, namespace, f"{NAME}-model-cache", managed_release.runtime_image):
         with durations.measure("16-bit source -> quantized, gated, Ready"):
             cluster.apply(namespace, made())
             evict_pod_of_job(cluster, namespace)
-            release.kill()
+            managed_release.kill()
             ready = eventually(
                 lambda: read(cluster, namespace, NAME), is_ready, what="Ready", timeout_seconds=JOBS_SECONDS
             )

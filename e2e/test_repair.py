@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from e2e.cluster import Cluster, eventually
-from e2e.deployments import CHILD_KINDS, MODEL, Served, children, llmd, read, wait_ready
+from e2e.deployments import CHILD_KINDS, MODEL, Served, children, llmd, read, service_of_others, wait_ready
 from e2e.durations import Durations
-from e2e.release import REPLICAS, Release
+from e2e.release import REPLICAS, ManagedRelease, Release
+from e2e.shared_things import SharedThing
 
 # What a person might do to a child by hand, and where it shows. None of them costs the model its pod.
 EDITS = {
@@ -21,11 +24,17 @@ EDITS = {
 DELETABLE = ("service", "networkpolicy", "serviceaccount", "controllerrevision", "configmap")
 
 
+def first_is_quick(names: Iterable[str]) -> list[ParameterSet]:
+    """The names as parameters, of which the quick tier takes one."""
+    first, *others = names
+    return [pytest.param(first, marks=pytest.mark.quick), *map(pytest.param, others)]
+
+
 def field(cluster: Cluster, namespace: str, kind: str, name: str, path: str) -> str:
     return cluster.kubectl("get", kind, name, "-n", namespace, "-o", f"jsonpath={{.{path}}}")
 
 
-@pytest.mark.parametrize("kind", EDITS)
+@pytest.mark.parametrize("kind", first_is_quick(EDITS))
 def test_an_edited_child_is_put_right(cluster: Cluster, served: Served, durations: Durations, kind: str) -> None:
     resource, patch, path = EDITS[kind]
     before = field(cluster, served.namespace, resource, served.name, path)
@@ -41,7 +50,7 @@ def test_an_edited_child_is_put_right(cluster: Cluster, served: Served, duration
     wait_ready(cluster, served.namespace, served.name)
 
 
-@pytest.mark.parametrize("resource", DELETABLE)
+@pytest.mark.parametrize("resource", first_is_quick(DELETABLE))
 def test_a_deleted_child_comes_back(cluster: Cluster, served: Served, durations: Durations, resource: str) -> None:
     def names() -> dict[str, str]:
         found = cluster.items(resource, "-n", served.namespace, "-l", f"app.kubernetes.io/instance={served.name}")
@@ -60,44 +69,52 @@ def test_a_deleted_child_comes_back(cluster: Cluster, served: Served, durations:
     wait_ready(cluster, served.namespace, served.name)
 
 
-def test_a_deleted_deployment_takes_its_children_along(
-    cluster: Cluster, release: Release, namespace: str, durations: Durations
-) -> None:
-    """Also while the operator is away: owner references are enough, so there is no finalizer to hang on."""
-    cluster.apply(namespace, llmd("one", replicas=0), llmd("two", replicas=0))
-    for name in ("one", "two"):
+def apply_without_pods(cluster: Cluster, namespace: str, *names: str) -> None:
+    """LLMDeployments that have all their children, and no pod."""
+    cluster.apply(namespace, *(llmd(name, replicas=0) for name in names))
+    for name in names:
         eventually(
             lambda name=name: children(cluster, namespace, name),  # type: ignore[misc]
             lambda found: len(found) >= 5,
             what=f"the children of {name}",
         )
-    assert not read(cluster, namespace, "one")["metadata"].get("finalizers")
+
+
+def wait_for_no_children(cluster: Cluster, namespace: str, name: str) -> None:
+    what = f"the children of {name} gone"
+    eventually(lambda: children(cluster, namespace, name), lambda found: not found, what=what)
+
+
+@pytest.mark.quick
+def test_a_deleted_deployment_takes_its_children_along(
+    cluster: Cluster, release: Release, namespace: str, durations: Durations
+) -> None:
+    apply_without_pods(cluster, namespace, "gone", "stays")
+    assert not read(cluster, namespace, "gone")["metadata"].get("finalizers")
     with durations.measure("deleted LLMDeployment: all children gone"):
-        cluster.kubectl("delete", "llmd", "one", "-n", namespace)
-        eventually(
-            lambda: children(cluster, namespace, "one"), lambda found: not found, what="the children of one gone"
-        )
-    assert children(cluster, namespace, "two"), "another deployment's children stay"
-    release.scale(0)
+        cluster.kubectl("delete", "llmd", "gone", "-n", namespace)
+        wait_for_no_children(cluster, namespace, "gone")
+    assert len(children(cluster, namespace, "stays")) >= 5, "another deployment's children stay"
+
+
+@pytest.mark.shared(SharedThing.OPERATOR)
+def test_a_deployment_that_is_deleted_while_the_operator_is_away_takes_its_children_along(
+    cluster: Cluster, managed_release: ManagedRelease, namespace: str
+) -> None:
+    """Owner references are enough, so there is no finalizer to hang on."""
+    apply_without_pods(cluster, namespace, "gone")
+    managed_release.scale(0)
     try:
-        cluster.kubectl("delete", "llmd", "two", "-n", namespace)
-        eventually(
-            lambda: children(cluster, namespace, "two"), lambda found: not found, what="the children of two gone"
-        )
+        cluster.kubectl("delete", "llmd", "gone", "-n", namespace)
+        wait_for_no_children(cluster, namespace, "gone")
     finally:
-        release.scale(REPLICAS)
+        managed_release.scale(REPLICAS)
 
 
 def test_an_object_of_the_same_name_that_is_not_ours_is_left_alone(
     cluster: Cluster, release: Release, namespace: str
 ) -> None:
-    foreign = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "taken"},
-        "spec": {"ports": [{"port": 1234}], "selector": {"app": "somebody-else"}},
-    }
-    cluster.apply(namespace, foreign)
+    cluster.apply(namespace, service_of_others("taken"))
     cluster.apply(namespace, llmd("taken", replicas=0))
     seen = eventually(
         lambda: read(cluster, namespace, "taken"),

@@ -7,6 +7,8 @@ import time
 import urllib.request
 from typing import Any
 
+import pytest
+
 from e2e.client_pod import OPEN_LOOP, traffic
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
@@ -148,6 +150,7 @@ def test_resource_aware_says_so_then_drains_then_replaces(
     assert "ReplacingInPlace" in reasons
 
 
+@pytest.mark.quick
 def test_what_fails_in_place_is_rolled_back_and_the_old_spec_restarts_nothing(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:

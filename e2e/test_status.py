@@ -11,6 +11,7 @@ from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
 from e2e.kstatus import verdicts
 from e2e.release import Release
+from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE, SharedThing
 
 # Slow enough to be looked at while it warms up.
 SLOW = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"cpu": "100m", "memory": "2Gi"}}
@@ -130,7 +131,10 @@ def test_a_quota_is_told_with_what_is_asked_and_allowed_and_passes_by_itself(
 def policy_objects(name: str, namespace: str) -> tuple[Object, Object]:
     """A ValidatingAdmissionPolicy, with its binding, that lets only pods with the label `team` into the namespace."""
     rule: Object = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    base: Object = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    base: Object = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "metadata": {"name": name, "labels": {LEFTOVER_LABEL: LEFTOVER_VALUE}},
+    }
     expression = "has(object.metadata.labels) && 'team' in object.metadata.labels"
     spec = {
         "failurePolicy": "Fail",
@@ -156,6 +160,7 @@ def harmless_pod() -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
 
 
+@pytest.mark.shared(SharedThing.ADMISSION_POLICIES)
 def test_a_policy_that_denies_the_pods_is_named(
     cluster: Cluster, release: Release, namespace: str, request: pytest.FixtureRequest
 ) -> None:

@@ -8,20 +8,23 @@ import pytest
 
 from e2e.cluster import Cluster, eventually
 from e2e.deployments import llmd, pods, read, wait_ready
-from e2e.release import Release
+from e2e.leftovers import CRD
+from e2e.release import ManagedRelease
+from e2e.shared_things import SharedThing
 
-CRD = "llmdeployments.millstream.dev"
+pytestmark = pytest.mark.shared(SharedThing.RELEASE)
 
 
 @pytest.fixture
-def uninstallable(release: Release) -> Iterator[Release]:
+def uninstallable(managed_release: ManagedRelease) -> Iterator[ManagedRelease]:
     """The release; whatever the test leaves, it is installed again."""
-    yield release
-    release.install()
+    yield managed_release
+    managed_release.install()
 
 
+@pytest.mark.quick
 def test_the_crd_and_the_models_stay_by_default(
-    cluster: Cluster, uninstallable: Release, warm_image: None, namespace: str
+    cluster: Cluster, uninstallable: ManagedRelease, warm_image: None, namespace: str
 ) -> None:
     cluster.apply(namespace, llmd("orphan"))
     wait_ready(cluster, namespace, "orphan")
@@ -39,7 +42,7 @@ def test_the_crd_and_the_models_stay_by_default(
 
 
 def test_with_keep_off_the_crd_goes_and_takes_the_models_along(
-    cluster: Cluster, uninstallable: Release, warm_image: None, namespace: str
+    cluster: Cluster, uninstallable: ManagedRelease, warm_image: None, namespace: str
 ) -> None:
     uninstallable.install("crds.keep=false")
     cluster.apply(namespace, llmd("gone"))

@@ -21,7 +21,8 @@ from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.previous_operator import build_previous_operator
-from e2e.release import CHART, Release
+from e2e.release import CHART, CHART_INTERVALS, ManagedRelease, Release
+from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE, SharedThing
 
 # The chart of 0.1.0 as `helm package` makes it, so that this checkout's tools leave it alone.
 PREVIOUS = Path(__file__).resolve().parent / "fixtures" / "millstream-0.1.0.tgz"
@@ -34,7 +35,7 @@ def grant(cluster: Cluster, release: Release) -> None:
     roles = [document for document in yaml.safe_load_all(text) if document and document["kind"] == "ClusterRole"]
     rules = [rule for role in roles for rule in role["rules"]]
     api = "rbac.authorization.k8s.io"
-    metadata = {"name": EXTRA_RIGHTS}
+    metadata = {"name": EXTRA_RIGHTS, "labels": {LEFTOVER_LABEL: LEFTOVER_VALUE}}
     account = {"kind": "ServiceAccount", "name": release.name, "namespace": release.namespace}
     role: Object = {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
     binding: Object = {
@@ -54,19 +55,20 @@ def revoke(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def from_previous(cluster: Cluster, release: Release) -> Iterator[None]:
+def from_previous(cluster: Cluster, managed_release: ManagedRelease) -> Iterator[None]:
     """The previous chart and operator are installed; afterwards this checkout's are again, whatever happened."""
-    previous = replace(release, operator_image=build_previous_operator(release.operator_image, say=print))
-    assert previous.operator_image != release.operator_image
+    today = managed_release
+    previous = replace(today, operator_image=build_previous_operator(today.operator_image, say=print))
+    assert previous.operator_image != today.operator_image
     try:
-        grant(cluster, release)
-        previous.install("crds.enabled=false", chart=PREVIOUS)
-        assert release.chart_version() == "0.1.0"
-        assert running_images(release) == {previous.operator_image}
+        grant(cluster, today)
+        previous.install("crds.enabled=false", chart=PREVIOUS, intervals=CHART_INTERVALS)
+        assert today.chart_version() == "0.1.0"
+        assert running_images(today) == {previous.operator_image}
         yield
     finally:
         revoke(cluster)
-        release.install()
+        today.install()
 
 
 def running_images(release: Release) -> set[str]:
@@ -96,9 +98,16 @@ def wait_seen(cluster: Cluster, namespace: str, name: str, replicas: int) -> Non
     )
 
 
+@pytest.mark.shared(SharedThing.RELEASE, SharedThing.CLUSTER_RIGHTS)
 def test_an_upgrade_and_a_rollback_restart_no_model(
-    cluster: Cluster, release: Release, from_previous: None, warm_image: None, namespace: str, durations: Durations
+    cluster: Cluster,
+    managed_release: ManagedRelease,
+    from_previous: None,
+    warm_image: None,
+    namespace: str,
+    durations: Durations,
 ) -> None:
+    release = managed_release
     cluster.apply(namespace, llmd("kept"))
     wait_ready(cluster, namespace, "kept")
     (before,) = identities(cluster, namespace)

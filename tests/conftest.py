@@ -38,6 +38,7 @@ WITH_PROCESSES = {
             "sources",
             "benchmarks/test_servers.py",
             "contracts/test_ready_contract.py",
+            "e2e/test_lane_run.py",
             "operator/leadership/test_operator_process.py",
         )
     ),

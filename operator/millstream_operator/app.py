@@ -64,7 +64,6 @@ log = logging.getLogger(__name__)
 
 # Each has at most one request in flight.
 WORKERS = 16
-FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
 # After SIGTERM: for writes in flight, so that the Lease can be released and need not expire.
@@ -154,6 +153,7 @@ class Operator:
             surroundings=self._surroundings,
             calibration=self.calibration,
             max_adoptions=self.settings.max_adoptions,
+            recheck_seconds=self.settings.recheck_seconds,
         )
 
     def _new_client(
@@ -327,7 +327,7 @@ class Operator:
 
     async def _refresh_facts_forever(self) -> None:
         while True:
-            await asyncio.sleep(FACTS_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            await asyncio.sleep(self.settings.recheck_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             self.refresh_facts()
             if self.elector is not None and not self.elector.leading:
                 continue
@@ -351,7 +351,7 @@ class Operator:
             self.facts.use_catalog(self.catalog.catalog)
         if self.facts.advance():
             for manifest in self.index.all(LLM_DEPLOYMENT):
-                after_seconds = random.uniform(0.0, FACTS_SECONDS)  # noqa: S311 - spread
+                after_seconds = random.uniform(0.0, self.settings.recheck_seconds)  # noqa: S311 - spread
                 self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), after_seconds, can_wait=True)
         for key in [*self.reconciler.pinning.waiting.values(), *self.reconciler.rolling.values()]:
             self.queue.add(key, can_wait=True)

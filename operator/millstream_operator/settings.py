@@ -8,6 +8,7 @@ MILLSTREAM_MONITORING_LABELS
 MILLSTREAM_NETWORK          JSON object: mode, ingress, dns and dnsPorts of the models' NetworkPolicies
 MILLSTREAM_DISCOVERY_SECONDS
                             how often optional kinds are discovered and listed, 5 to 3600
+MILLSTREAM_RECHECK_SECONDS  how soon the operator looks again at what it does not watch, 2 to 3600
 MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
 MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
 MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
@@ -35,6 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
 from millstream_operator.api.load import field_error
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS
 from millstream_operator.inventory.node_pools import NodePool, read_node_pools
 from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
@@ -67,6 +69,7 @@ class Settings:
     lease_name: str
     probe_key_secret: str  # in the operator's namespace
     discovery_seconds: float = DISCOVERY_SECONDS  # between two discoveries of optional kinds
+    recheck_seconds: float = RECHECK_SECONDS  # until the operator looks again at what it does not watch
     gpu_catalog: Path | None = None  # own prices and parts, applied over the shipped catalogue
     node_pools: tuple[NodePool, ...] = ()  # that an autoscaler may grow from zero
     max_adoptions: int = MAX_CONCURRENT_ADOPTIONS  # LLMDeployments that adopt another plan at a time
@@ -101,6 +104,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
         probe_key_secret=_name(environment, "MILLSTREAM_PROBE_KEY_SECRET", _LEASE_NAME, "millstream-probe-key"),
         discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", DISCOVERY_SECONDS, 5, 3600),
+        recheck_seconds=_seconds(environment, "MILLSTREAM_RECHECK_SECONDS", RECHECK_SECONDS, 2, 3600),
         max_adoptions=_count(environment, "MILLSTREAM_MAX_ADOPTIONS", MAX_CONCURRENT_ADOPTIONS, 1, 1000),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
         node_pools=_node_pools(environment),

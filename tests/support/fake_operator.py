@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS
 from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
 from millstream_operator.facts.gpu_pods import read_pod
@@ -196,6 +197,7 @@ class FakeOperator:
         keys: ProbeKeys | None = None,
         surroundings: Callable[[], Surroundings] = Surroundings,
         node_pools: Sequence[DeclaredPool] = (),
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -229,6 +231,7 @@ class FakeOperator:
             clock=lambda: self.seconds,
             surroundings=surroundings,
             calibration=self.calibration,
+            recheck_seconds=recheck_seconds,
         )
         self.retries: list[RetryLater] = []
 

@@ -9,6 +9,9 @@ from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 
+# How soon the operator looks again at what it does not watch: GPUs, prices, claims, other owners' objects.
+RECHECK_SECONDS = 30.0
+
 
 class PlanRefused(Exception):
     """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""

@@ -17,7 +17,7 @@ from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.children.children import Children
 from millstream_operator.children.job_needs import needed_by_job
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS, PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.inspection import next_step, read_subject, subjects
 from millstream_operator.facts.job_attempts import attempt_of
@@ -33,7 +33,6 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
-RECHECK_SECONDS = 30.0
 
 
 class NotInspected(PlanRefused):
@@ -59,8 +58,9 @@ class Inspector:
         now: Callable[[], str],
         shared: SharedInspections,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
-        self._shared, self._surroundings = shared, surroundings
+        self._shared, self._surroundings, self._recheck_seconds = shared, surroundings, recheck_seconds
         self._children, self._index, self._now = children, index, now
         self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
 
@@ -128,7 +128,7 @@ class Inspector:
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
             message = f"Reading the {subject.what}'s shape, for the LLMDeployment {other.name}, too: {subject}."
-            raise NotInspected(Diagnosis(Reason.INSPECTING, message), RECHECK_SECONDS, is_soon_over=True)
+            raise NotInspected(Diagnosis(Reason.INSPECTING, message), self._recheck_seconds, is_soon_over=True)
         self._shared.asking(name, key)
         try:
             answer = await self._ask(owner, key, subject, jobs)
@@ -158,7 +158,7 @@ class Inspector:
 
     async def _apply(self, owner: LLMDeployment, wanted: Sequence[Manifest]) -> None:
         if (problem := await self._children.apply_all(owner, wanted)) is not None:
-            raise NotInspected(problem, RECHECK_SECONDS)
+            raise NotInspected(problem, self._recheck_seconds)
 
     def _image(self, owner: LLMDeployment) -> str:
         """Return the runtime image that the next plan would have."""

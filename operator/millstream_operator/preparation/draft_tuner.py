@@ -19,6 +19,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.conditions import DRAFT_TUNED, Condition, find
 from millstream_operator.diagnosis.decisions import Decision
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS
 from millstream_operator.facts.job_attempts import JobWork
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.planning.inspected import Inspected
@@ -66,9 +67,10 @@ class DraftTuner:
         pod_defaults: PodDefaults,
         now: Callable[[], str],
         surroundings: Callable[[], Surroundings] = Surroundings,
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
         self._pod_defaults = pod_defaults
-        self._steps = StepRunner(children, index, now, surroundings, TUNER)
+        self._steps = StepRunner(children, index, now, surroundings, TUNER, recheck_seconds)
 
     async def stop(self, owner: LLMDeployment, key: OwnerKey) -> None:
         """Delete the Jobs of an older spec: the new one asks for nothing."""

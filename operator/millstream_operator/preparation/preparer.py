@@ -17,7 +17,7 @@ from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.conditions import MODEL_READY, Condition
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS, PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.job_attempts import JobWork
 from millstream_operator.kube.index import Index, OwnerKey
@@ -86,10 +86,11 @@ class Preparer:
         volume_checks: VolumeChecks,
         surroundings: Callable[[], Surroundings] = Surroundings,
         reports: PodProgress | None = None,
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
         self._index, self._reports = index, reports
         self._pod_defaults, self._volume_checks = pod_defaults, volume_checks
-        self._steps = StepRunner(children, index, now, surroundings, PREPARER)
+        self._steps = StepRunner(children, index, now, surroundings, PREPARER, recheck_seconds)
 
     async def ask(self, owner: LLMDeployment, key: OwnerKey, plan: Plan, source: InspectedModel | None) -> Prepared:
         """Return at once where nothing is to be done; else when all steps are done. `source`: what was inspected.

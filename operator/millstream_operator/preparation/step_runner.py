@@ -15,6 +15,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import Children
 from millstream_operator.children.job_needs import needed_by_job
 from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS
 from millstream_operator.facts.job_attempts import JobWork, attempt_of, mounted_after, next_job_step
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CLAIM, POD
@@ -32,7 +33,6 @@ from millstream_operator.rendering.preparation_record import (
 from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
-RECHECK_SECONDS = 30.0
 MADE_IN_CACHE = frozenset({StepKind.QUANTIZE, StepKind.TUNE})  # the others answer, and make nothing
 
 
@@ -56,9 +56,10 @@ class StepRunner:
         now: Callable[[], str],
         surroundings: Callable[[], Surroundings],
         role: str,
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
         self._children, self._index, self._now = children, index, now
-        self._surroundings, self._role = surroundings, role
+        self._surroundings, self._role, self._recheck_seconds = surroundings, role, recheck_seconds
 
     async def run(
         self,
@@ -84,11 +85,11 @@ class StepRunner:
             if step.kind in MADE_IN_CACHE and cache_uid is None:
                 jobs = self._jobs_of(owner, key, step)
                 await self._children.delete(owner, jobs)
-                return StepState(None, work_of(jobs).under_way, RECHECK_SECONDS)
+                return StepState(None, work_of(jobs).under_way, self._recheck_seconds)
             record = preparation_record(owner, step.key, answer, cache_uid)
             await self._children.delete(owner, self._lost(owner, key, step))
             if (problem := await self._children.apply_all(owner, [record])) is not None:
-                return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
+                return StepState(None, problem, self._recheck_seconds, is_refused=True)
         await self._children.delete(owner, self._jobs_of(owner, key, step))
         return StepState(answer)
 
@@ -173,7 +174,7 @@ class StepRunner:
             return StepState(next_one.answer)
         started = [attempt(next_one.start)] if next_one.start is not None else []
         if (problem := await self._children.apply_all(owner, [*self._needed(owner, key), *started])) is not None:
-            return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
+            return StepState(None, problem, self._recheck_seconds, is_refused=True)
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *next_one.to_delete])
         return StepState(None, next_one.problem or work.under_way, next_one.recheck_seconds)

@@ -23,7 +23,7 @@ from millstream_operator.children.companions import CompanionApplier, ServedKind
 from millstream_operator.children.foreign_autoscalers import ForeignAutoscalers
 from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS, PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import FactsSource
@@ -101,21 +101,25 @@ class Reconciler:
         workloads: Workload = DEPLOYMENTS,
         drafting: DraftingReports | None = None,
         step_reports: StepReports | None = None,
+        recheck_seconds: float = RECHECK_SECONDS,
     ) -> None:
         self._drafting, self._step_reports = drafting, step_reports
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
-        self._now, self._later = now, later
+        self._now, self._later, self._recheck_seconds = now, later, recheck_seconds
         self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
         self.pinning = Pinning(facts, defaults.plan, defaults.pods, AdoptionLimit(index, max_adoptions))
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
         self._restorer = StatusRestorer(later)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
-        inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
+        inspector = Inspector(
+            self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings, recheck_seconds
+        )
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer, workloads)
-        preparer = Preparer(self._children, index, defaults.pods, now, self._volume_checks, surroundings, step_reports)
-        tuner = DraftTuner(self._children, index, defaults.pods, now, surroundings)
+        jobs = self._children, index, defaults.pods, now
+        preparer = Preparer(*jobs, self._volume_checks, surroundings, step_reports, recheck_seconds)
+        tuner = DraftTuner(*jobs, surroundings, recheck_seconds)
         self._plan = PlanStage(self.pinning, inspector, preparer, tuner)
         self._apply = ApplyStage(
             self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)
@@ -176,7 +180,8 @@ class Reconciler:
         context = self._calibrate.compare(context)
         await self._report.run(read_again(context))
         await self._calibrate.run(read_again(context))
-        requeue(context, probe_failed=self._probe.has_failed(context.uid))
+        failed = self._probe.has_failed(context.uid)
+        requeue(context, probe_failed=failed, recheck_seconds=self._recheck_seconds)
 
     def _decide(self, context: ReconcileContext, *, announces: bool = True) -> ReconcileContext:
         """Decide, and note when to decide again though no object of this one changes."""

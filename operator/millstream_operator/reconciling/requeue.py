@@ -5,25 +5,24 @@ from __future__ import annotations
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.context import ReconcileContext
 
-RECHECK_BLOCKER_SECONDS = 30.0
 ANSWERED_SECONDS = 1.0
 
 
-def requeue(context: ReconcileContext, *, probe_failed: bool) -> None:
-    """Return where nothing is left to do.
+def requeue(context: ReconcileContext, *, probe_failed: bool, recheck_seconds: float) -> None:
+    """Return where nothing is left to do. `recheck_seconds`: until what blocks is looked at again.
 
     Raises:
         RequeueAfter: the operator waits for another controller or a person, or has more to do at once.
         RetryLater: the model does not answer yet.
     """
     if context.problem is not None:
-        raise RequeueAfter(context.problem.message, RECHECK_BLOCKER_SECONDS)
+        raise RequeueAfter(context.problem.message, recheck_seconds)
     if context.answer is not None and context.answer.failure is not None:
         raise RetryLater(context.answer.failure.message)
     if probe_failed:
         raise RetryLater("the model does not answer through its Service yet")
     if context.companions is not None and context.companions.problem:
-        raise RequeueAfter(context.companions.problem, RECHECK_BLOCKER_SECONDS)
+        raise RequeueAfter(context.companions.problem, recheck_seconds)
     draft = context.draft
     if draft.waits_for_answer and _has_answered(context):  # its record was marked behind the stage that asks for it
         raise RequeueAfter("the model has answered: the tuning of its draft begins", ANSWERED_SECONDS)

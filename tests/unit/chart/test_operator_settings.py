@@ -120,3 +120,10 @@ def test_the_models_network_reaches_the_operator() -> None:
     assert changed.mode == "Disabled"
     assert changed.ingress[0].namespace_selector.match_labels == {"kubernetes.io/metadata.name": "web"}
     assert changed.dns_ports == [5353]
+
+
+def test_the_time_until_the_next_look_reaches_the_operator_and_is_absent_by_default() -> None:
+    """Absent, so that an upgrade that brings this value changes no Deployment."""
+    assert environment(render("operator.recheckSeconds=2"))["MILLSTREAM_RECHECK_SECONDS"] == "2"
+    for values in ([], ["operator.recheckSeconds=30"], ["operator.recheckSeconds=null"]):
+        assert "MILLSTREAM_RECHECK_SECONDS" not in environment(render(*values))

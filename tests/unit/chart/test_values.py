@@ -47,6 +47,8 @@ REFUSED_BY_THE_OPERATOR: list[Document] = [
     {"operator": {"watchNamespaces": [LONG]}},
     {"operator": {"discoverySeconds": 4}},
     {"operator": {"discoverySeconds": 3601}},
+    {"operator": {"recheckSeconds": 1}},
+    {"operator": {"recheckSeconds": 3601}},
     {"operator": {"logLevel": "TRACE"}},
     {"runtime": {"image": " "}},
     {"monitoring": {"labels": {"a b": "x"}}},
@@ -66,6 +68,8 @@ REFUSED_BY_THE_OPERATOR: list[Document] = [
 ]
 AT_THE_BOUNDS: list[Document] = [
     {"operator": {"watchNamespaces": ["x" * 63, "a-1"], "discoverySeconds": 5, "logLevel": "DEBUG"}},
+    {"operator": {"recheckSeconds": 2}},
+    {"operator": {"recheckSeconds": 3600}},
     {"operator": {"discoverySeconds": 3600}, "inventory": {"mode": "Disabled"}},
     {"monitoring": {"labels": {"a.example/Team_1": "X.y-z", "empty": ""}, "prometheusURL": "https://p:9090/a/b"}},
     {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,24 @@ async def test_other_gpus_or_prices_have_every_plan_looked_at_again_and_nothing_
     one.facts.put_node("b", read_node(gpu_node("b")))
     one.refresh_facts()
     assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+async def test_plans_are_looked_at_again_within_the_time_of_the_settings() -> None:
+    one, cluster = operator(MILLSTREAM_RECHECK_SECONDS="2"), FakeCluster()
+    names = {f"model-{number}" for number in range(40)}  # spread over 30 seconds some would come later
+    for name in names:
+        owner = manifest()
+        owner["metadata"] |= {"name": name, "uid": name}
+        cluster.put(owner)
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.first()
+    one.queue.schedule.clear()
+    one.facts.put_node("b", read_node(gpu_node("b")))
+    one.refresh_facts()
+    due = set()
+    while (key := one.queue.schedule.pop(asyncio.get_running_loop().time() + 2)) is not None:
+        due.add(key.name)
+    assert due == names
 
 
 async def test_the_metrics_say_whether_gpus_and_prices_are_known(tmp_path: Path) -> None:

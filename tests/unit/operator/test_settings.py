@@ -38,6 +38,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_INVENTORY": "Disabled",
             "MILLSTREAM_NODE_POOLS": '[{"product": "H100-80GB", "gpusPerNode": 8, "maxNodes": 4}]',
             "MILLSTREAM_DISCOVERY_SECONDS": "10",
+            "MILLSTREAM_RECHECK_SECONDS": "2",
             "MILLSTREAM_NETWORK": '{"mode": "Disabled", "ingress": [{"namespaceSelector": {}}], "dnsPorts": [5353]}',
             "MILLSTREAM_PROBE_KEY_SECRET": "llm-probe-key",
             "MILLSTREAM_MAX_ADOPTIONS": "5",
@@ -45,7 +46,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_MONITORING_LABELS": '{"release": "prometheus"}',
         }
     )
-    assert settings.discovery_seconds == 10
+    assert (settings.discovery_seconds, settings.recheck_seconds) == (10, 2)
     network = settings.defaults.network
     assert (network.mode, len(network.ingress), network.dns_ports) == ("Disabled", 1, [5353])
     assert settings.probe_key_secret == "llm-probe-key"
@@ -66,6 +67,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
     names: tuple[str, ...] = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
     names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY", "NODE_POOLS", "DISCOVERY_SECONDS")
+    names += ("RECHECK_SECONDS",)
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 
@@ -81,6 +83,7 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
     "port of 5000 digits": ("HEALTH_PORT", "1" * 5000, ["1 to 65535"]),
     "access": ("SERVICE_ACCESS", "Tunnel", ["'Tunnel'", "Direct, Proxy"]),
     "seconds too few": ("DISCOVERY_SECONDS", "4", ["'4'", "5 to 3600"]),
+    "too soon": ("RECHECK_SECONDS", "1", ["'1'", "2 to 3600"]),
     "seconds that are none": ("DISCOVERY_SECONDS", "1m", ["'1m'", "whole seconds"]),
     "inventory": ("INVENTORY", "Maybe", ["'Maybe'", "Enabled, Disabled"]),
     "no list of pools": ("NODE_POOLS", "{}", ["JSON list of node pools"]),
