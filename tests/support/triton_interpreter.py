@@ -35,6 +35,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from tests.support.triton_types import TYPES_MADE_ONCE, np_dtype
+
 TORCH_TYPES = {
     tl.float16: torch.float16,
     tl.bfloat16: torch.bfloat16,
@@ -75,7 +77,12 @@ def _changes() -> dict[Any, dict[str, Any]]:
     ternaries: dict[str, Any] = {"create_clampf": np.clip, "create_select": np.where}
     return {
         JITFunction: {"run": _run, "__call__": _call},
-        interpreter: {"_patch_lang": _patch_lang, "_patch_lang_tensor": _patch_lang_tensor(interpreter)},
+        interpreter: {
+            "_patch_lang": _patch_lang,
+            "_patch_lang_tensor": _patch_lang_tensor(interpreter),
+            "_get_np_dtype": np_dtype,
+        },
+        **TYPES_MADE_ONCE,
         interpreter.ReduceScanOpInterface: {"check_tensor": _refuse_raw},
         Builder: {
             "cast_impl": _cast,
