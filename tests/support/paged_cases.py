@@ -38,6 +38,13 @@ class Paged:
     def scores(self) -> Scores:
         return Scores(self.head_dim**-0.5, self.window, self.softcap)
 
+    @property
+    def name(self) -> str:
+        """What the masks and scores ask of a kernel: the row of a case in a matrix."""
+        return (
+            " and ".join(["window"] * (self.window is not None) + ["softcap"] * (self.softcap is not None)) or "plain"
+        )
+
     def alone(self, request: int) -> Paged:
         return replace(self, lengths=(self.lengths[request],), queries=(self.queries[request],))
 

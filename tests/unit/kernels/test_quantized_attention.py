@@ -29,19 +29,19 @@ KERNELS = pytest.mark.parametrize("attend", [decode, prefill])
 BAD_CODES = (0x7F, 0xFF)
 
 
-def each_format(cases: list[Paged]) -> list[Paged]:
-    return [replace(case, stored_as=stored_as) for case in cases for stored_as in FORMATS]
-
-
-@pytest.mark.parametrize("case", each_format(DECODES), ids=str)
-def test_decodes_are_as_good_as_torch(case: Paged) -> None:
-    filled = make(case, strided=True)
+@pytest.mark.matrix("stored_as")
+@pytest.mark.parametrize("stored_as", FORMATS, ids=lambda one: one.name.lower())
+@pytest.mark.parametrize("case", DECODES, ids=str)
+def test_decodes_are_as_good_as_torch(case: Paged, stored_as: StoredAs) -> None:
+    filled = make(replace(case, stored_as=stored_as), strided=True)
     assert_as_good_as_torch(decode(filled), filled)
 
 
-@pytest.mark.parametrize("case", each_format(PROMPTS), ids=str)
-def test_prompts_are_as_good_as_torch(case: Paged) -> None:
-    filled = make(case, strided=True)
+@pytest.mark.matrix("stored_as")
+@pytest.mark.parametrize("stored_as", FORMATS, ids=lambda one: one.name.lower())
+@pytest.mark.parametrize("case", PROMPTS, ids=str)
+def test_prompts_are_as_good_as_torch(case: Paged, stored_as: StoredAs) -> None:
+    filled = make(replace(case, stored_as=stored_as), strided=True)
     assert_as_good_as_torch(prefill(filled), filled)
 
 
@@ -57,17 +57,17 @@ def slots_of(filled: Filled, request: int, first: int, stop: int) -> Tensor:
 
 
 @KERNELS
-@pytest.mark.parametrize("stale", [torch.nan, torch.inf, 3.0])
-def test_scales_behind_the_last_token_are_not_read(attend: Attend, stale: float) -> None:
+def test_scales_behind_the_last_token_are_not_read(attend: Attend) -> None:
     """What an earlier owner of the block left."""
     filled = make(Paged((40, 17), (3, 2), dtype=BF16, stored_as=INT8))
     expected = attend(filled)
-    for request, length in enumerate((40, 17)):
-        tail = slots_of(filled, request, length, -(-length // BLOCK) * BLOCK)
-        scales_of(filled)[:, tail] = stale
-        filled.pool[:, tail] = 127
     assert_as_good_as_torch(expected, filled)
-    assert torch.equal(attend(filled), expected)
+    for stale in (torch.nan, torch.inf, 3.0):
+        for request, length in enumerate((40, 17)):
+            tail = slots_of(filled, request, length, -(-length // BLOCK) * BLOCK)
+            scales_of(filled)[:, tail] = stale
+            filled.pool[:, tail] = 127
+        assert torch.equal(attend(filled), expected), f"{stale} behind the last token"
 
 
 @KERNELS
@@ -91,34 +91,35 @@ def test_scales_beyond_two_to_the_31_are_found(attend: Attend, tmp_path: Path) -
 
 
 @KERNELS
-@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 @pytest.mark.parametrize("head", [0, 2], ids=["key", "value"])
-def test_a_scale_that_is_not_finite_is_seen(attend: Attend, bad: float, head: int) -> None:
+def test_a_scale_that_is_not_finite_is_seen(attend: Attend, head: int) -> None:
     """It says that the token's numbers are bad: the heads that read them have no result, all others keep theirs."""
     filled = make(Paged((40, 50), (2, 2), stored_as=INT8))
     (slot,) = slots_of(filled, 0, 5, 6)
     filled.query[:] = -filled.pool[0, slot].sign()  # an infinite scale gives a score of minus infinity
     expected = attend(filled)
-    scales_of(filled)[head, slot] = bad
-    result = attend(filled)
-    assert result[:2, :2].isnan().all()
-    assert torch.equal(result[:2, 2:], expected[:2, 2:])
-    assert torch.equal(result[2:], expected[2:])
+    for bad in (torch.inf, torch.nan):
+        scales_of(filled)[head, slot] = bad
+        result = attend(filled)
+        assert result[:2, :2].isnan().all(), f"a scale of {bad}"
+        assert torch.equal(result[:2, 2:], expected[:2, 2:])
+        assert torch.equal(result[2:], expected[2:])
 
 
 @KERNELS
-@pytest.mark.parametrize("bad", BAD_CODES)
 @pytest.mark.parametrize("head", [0, 2], ids=["key", "value"])
-def test_a_code_that_is_no_number_is_seen(attend: Attend, bad: int, head: int) -> None:
+def test_a_code_that_is_no_number_is_seen(attend: Attend, head: int) -> None:
     filled = make(Paged((40, 50), (2, 2), stored_as=E4M3))
     expected = attend(filled)
-    filled.pool[head, slots_of(filled, 0, 5, 6), 7] = bad
-    result = attend(filled)
-    seen = result[:2, :2] if head == 0 else result[:2, :2, 7]
-    assert seen.isnan().all()
-    assert torch.equal(result[2:], expected[2:])
+    for bad in BAD_CODES:
+        filled.pool[head, slots_of(filled, 0, 5, 6), 7] = bad
+        result = attend(filled)
+        seen = result[:2, :2] if head == 0 else result[:2, :2, 7]
+        assert seen.isnan().all(), f"code {bad:#x}"
+        assert torch.equal(result[2:], expected[2:])
 
 
+@pytest.mark.matrix("attend", "stored_as")
 @KERNELS
 @pytest.mark.parametrize(("stored_as", "dtype"), [(INT8, FP32), (INT8, FP16), (E4M3, FP32), (E4M3, FP16), (E4M3, BF16)])
 def test_every_code_is_its_number(attend: Attend, stored_as: StoredAs, dtype: torch.dtype) -> None:
