@@ -2,10 +2,12 @@
 
 <key>.cubin, <key>.json   as the image has them
 <key>.record              the resources that the compile gate reads, and the files' SHA-256; written last
+<digit>.lock              held while a variant is compiled whose key begins with it
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -77,6 +79,15 @@ def _compile_inherited(place: int, key: str) -> None:
 
 
 def _compile(variant: Variant, capability: int, key: str, store: Path) -> None:
+    """Compile one variant, unless another process has done so since the store was looked at."""
+    # Test processes and image builds of one machine begin with the same empty store: each would compile all of it.
+    with (store / f"{key[0]}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _read(store, key) is None:
+            _write_entry(variant, capability, key, store)
+
+
+def _write_entry(variant: Variant, capability: int, key: str, store: Path) -> None:
     with triton.knobs.cache.scope(), triton.knobs.compilation.scope(), tempfile.TemporaryDirectory() as scratch:
         triton.knobs.cache.dir = scratch
         # Line numbers would bring this machine's paths into the code, and make it larger.

@@ -13,6 +13,8 @@ from hack.kernels.compile import CompiledVariant, compile_kernel, problems
 from millstream_kernels.variant import TensorCores, Variant
 from millstream_kernels.variants import VARIANTS
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
@@ -48,6 +50,7 @@ def test_tiles_of_64_rows_become_wgmma_on_sm_90_and_mma_on_sm_80() -> None:
         assert found(product_of(16, 64, TensorCores.MMA), capability) == []
 
 
+@pytest.mark.quick
 def test_a_variant_that_misses_its_matrix_instruction_is_found() -> None:
     (problem,) = found(product_of(16, 64, TensorCores.WGMMA), 90)
     assert "computes with mma.sync, was written for wgmma" in problem
@@ -64,6 +67,7 @@ def test_loads_that_are_not_of_16_bytes_are_found() -> None:
     assert found(variant, 90) == ["product, test, sm_90: no load of 16 bytes"]
 
 
+@pytest.mark.quick
 def test_arguments_that_the_kernel_has_not_are_refused() -> None:
     variant = Variant("test", product, {"left": "*bf16", "wrong": "i32"}, {}, TensorCores.NONE)
     with pytest.raises(ValueError, match=r"'K', 'M', 'N', 'right', 'target', 'wrong'"):
@@ -81,10 +85,12 @@ def test_every_production_variant_compiles_to_what_the_table_says(kernel: str) -
     assert not changed, "run `python -m hack.kernels.table --write` and review the change:\n" + "\n".join(changed)
 
 
+@pytest.mark.quick
 def test_the_table_has_no_other_kernel() -> None:
     assert sorted(table.read_all()) == KERNELS
 
 
+@pytest.mark.quick
 def test_a_step_back_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "FOLDER", tmp_path / "compiled")
     table.write_all({"one": {"a": {"sm_90": {"registers": 40}}}, "two": {}})

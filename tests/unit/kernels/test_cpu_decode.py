@@ -103,6 +103,7 @@ LATENTS = {"of two parts": (1, 16, 40, 16, 32), "the whole key": (1, 5, 7, 4, 7)
 HALVES = (torch.bfloat16, torch.float16)
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -118,6 +119,7 @@ def test_rows_are_as_in_float64_wherever_their_blocks_lie(
         assert (attended - expected).abs().max() < 2e-6
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("dtype", HALVES)
@@ -131,6 +133,7 @@ def test_16_bits_are_rounded_once_behind_sums_in_float32(
     assert ((attended - expected).abs() <= 2e-6 + torch.finfo(dtype).eps / 2 * expected.abs()).all()
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("shape", LATENTS.values(), ids=LATENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -190,6 +193,7 @@ def test_scores_of_any_size_give_weights_that_sum_to_one() -> None:
     assert torch.allclose(attended, torch.ones_like(attended), atol=1e-6)
 
 
+@pytest.mark.matrix("stored", "scaled")
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("scaled", [True, False])
@@ -314,6 +318,7 @@ def test_no_memory_outside_the_pool_is_read() -> None:
         assert raised.value.argument == argument
 
 
+@pytest.mark.deep
 def test_the_code_is_that_of_these_sources_byte_by_byte(tmp_path: Path) -> None:
     """Compiled again, in a process of its own: numba reads the kind of CPU when it is imported."""
     command = [sys.executable, "-m", "hack.kernels.prebuild_cpu", "--out", str(tmp_path / "code")]

@@ -30,6 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.matrix("size")
 @pytest.mark.parametrize("rows", [0, 1, 7, 400])
 @pytest.mark.parametrize("size", [1, 7, 64, 576])
 @pytest.mark.parametrize("magnitude", [1e-4, 1.0, 1e4])  # eps rules the smallest, and nothing overflows
@@ -91,6 +92,7 @@ class Tokens:
         return rotated[:, : self.heads].float(), pool
 
 
+@pytest.mark.matrix("is_normed", "heads")
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "rotary"), [(8, 4, 64, 64), (3, 3, 40, 20), (7, 1, 6, 6), (2, 1, 96, 96)]

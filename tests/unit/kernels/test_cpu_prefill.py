@@ -110,6 +110,7 @@ LATENTS = {"of two parts": (1, 20, 40, 16, 32), "the whole key": (1, 5, 7, 4, 7)
 HALVES = (torch.bfloat16, torch.float16)
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -123,6 +124,7 @@ def test_queries_are_as_in_float64_wherever_their_blocks_lie(
         assert (attended - expected).abs().max() < 2e-6
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("dtype", HALVES)
@@ -135,6 +137,7 @@ def test_16_bits_are_rounded_once_behind_sums_in_float32(
     assert ((attended - expected).abs() <= 2e-6 + torch.finfo(dtype).eps / 2 * expected.abs()).all()
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize("shape", LATENTS.values(), ids=LATENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -148,6 +151,7 @@ def test_the_first_numbers_of_a_latent_key_are_the_value(
     assert ((attended - expected).abs() <= 2e-6 + torch.finfo(dtype).eps / 2 * expected.abs()).all()
 
 
+@pytest.mark.matrix("stored", "scaled")
 @pytest.mark.parametrize("shape", list(SHAPES.values())[:3], ids=list(SHAPES)[:3])
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("scaled", [True, False])
@@ -170,6 +174,7 @@ def test_8_bits_are_read_as_the_numbers_that_the_pool_reads(
     assert torch.equal(prompts.attended(*pool.tensors, window=window, num_threads=2), expected)
 
 
+@pytest.mark.matrix("latent")
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("latent", [None, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -51,6 +51,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
+@pytest.mark.matrix("size")
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize(("count", "size"), SHAPES)
 def test_a_norm_is_as_good_as_the_engines(count: int, size: int, dtype: torch.dtype) -> None:
@@ -98,6 +99,7 @@ def test_a_quantized_norm_has_the_codes_of_the_norm(codes: Codes) -> None:
     assert torch.equal(residual, copy)
 
 
+@pytest.mark.matrix("activation")
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("count", "size"), [(1, 8), (3, 1032), (2, 2048)])
@@ -228,7 +230,7 @@ def test_what_a_kernel_cannot_take_is_refused_by_name(argument: str, call: Calla
 
 def test_production_starts_what_is_in_the_table() -> None:
     x, weight = rows(2, 2048, BF16), rows(1, 2048, BF16)[0]
-    with recording_launches() as launches:
+    with recording_launches(executing=False) as launches:
         rms_norm(x, weight, EPS)
         rms_norm(x, weight, EPS, residual=x.clone())
         rms_norm(x, weight.float(), EPS, residual=x.clone())

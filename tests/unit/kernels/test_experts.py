@@ -146,6 +146,7 @@ def case(tokens: int, dtype: torch.dtype, *, hidden: int = 72, inner: int = 40, 
     return memory[:, :hidden], gate_up, down, routing.experts, routing.shares
 
 
+@pytest.mark.matrix("rows")
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_a_layer_is_as_good_as_the_engines(dtype: torch.dtype, rows: int) -> None:

@@ -62,6 +62,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("source", TYPES, ids=str)
 @pytest.mark.parametrize("target", TYPES, ids=str)
 def test_a_cast_is_torchs(source: torch.dtype, target: torch.dtype) -> None:

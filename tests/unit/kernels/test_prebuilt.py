@@ -34,6 +34,8 @@ from millstream_kernels.variants import VARIANTS
 from tests.support.fake_cuda import FAKE_STREAM, FakeCuda, fake_device
 from tests.support.variant_calls import start
 
+pytestmark = pytest.mark.deep
+
 KERNELS = {variant.kernel_name: variant.kernel for variant in VARIANTS}
 
 
@@ -224,6 +226,7 @@ def test_a_thread_without_a_context_gets_the_devices_and_any_other_failure_is_na
             start_small()
 
 
+@pytest.mark.quick
 def test_code_for_sm_80_serves_8_x_and_that_for_sm_90_its_own_gpu_alone() -> None:
     assert {one: compiled_for(one) for one in (75, 80, 86, 89, 90, 100, 120)} == {
         75: None, 80: 80, 86: 80, 89: 80, 90: 90, 100: None, 120: None
@@ -246,6 +249,7 @@ def test_what_did_not_change_is_not_compiled_again(folder: Path, tmp_path: Path)
     assert (tmp_path / "again" / INDEX).read_bytes() == (folder / INDEX).read_bytes()
 
 
+@pytest.mark.quick
 def test_a_damaged_file_of_the_store_is_compiled_again(tmp_path: Path) -> None:
     (variant,) = [one for one in VARIANTS if one.kernel is gated_tile and one.name == "bf16-silu"]
     wanted = [(variant, 90)]
