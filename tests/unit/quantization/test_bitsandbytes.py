@@ -52,6 +52,7 @@ def dequantized(packed: torch.Tensor, state: bnb.QuantState) -> torch.Tensor:
     return found
 
 
+@pytest.mark.matrix("double_quant")
 @pytest.mark.parametrize("shape", [(64, 64), (24, 96), (7, 320), (30, 66), (48, 1024), (513, 192)])
 @pytest.mark.parametrize("double_quant", [False, True])
 def test_nf4_is_dequantized_bit_for_bit(double_quant: bool, shape: tuple[int, int], tmp_path: Path) -> None:

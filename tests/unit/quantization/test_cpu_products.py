@@ -59,6 +59,7 @@ def assert_computes(linear: Linear, dense: Tensor, steps: Tensor) -> None:
         torch.testing.assert_close(linear(x).double(), wanted, rtol=0, atol=FLOAT32_NOISE * largest)
 
 
+@pytest.mark.matrix("bits", "kind")
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("group_size", [32, 48, 1 << 10])
 @pytest.mark.parametrize(("bits", "kind"), [(4, "zeros"), (4, "center"), (8, "zeros"), (8, "center"), (8, "signed")])

@@ -128,6 +128,7 @@ SEVERAL = (
     *("awq", "gptq", "gptq-act-order", "fp8-tensor", "fp8-block", "bitsandbytes-int8", "nf4-double"),
     "ct-int4-act-order",
 )
+[PROMPT], CHUNK_TOKENS = prompts_of([29]), 13  # three chunks, the last not full, over a page's edge
 # In float32 with room: values in `test_int4_activations`.
 BY_BFLOAT16 = ("awq", "gptq", "gptq-v1-zeros", "gptq-v2-zeros", "ct-int4", "ct-int4-asymmetric", "ct-int4-act-order")
 
@@ -138,10 +139,11 @@ def _one_thread(one_thread: None) -> None:
 
 
 class Folders:
-    """Packed checkpoints, each written once."""
+    """Packed checkpoints, each written once, and what they compute."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._logits: dict[Path, torch.Tensor] = {}
 
     def plain(self, family: str) -> Path:
         folder = self._root / family
@@ -158,6 +160,12 @@ class Folders:
             quantized(self.plain(family), packed, settings, pack)
         return packed, dequantized
 
+    def logits(self, folder: Path) -> torch.Tensor:
+        """Of the prompt that all tests of one pass take; computed once per folder."""
+        if folder not in self._logits:
+            self._logits[folder] = model_logits(folder, PROMPT, CHUNK_TOKENS)
+        return self._logits[folder].clone()
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
@@ -167,45 +175,47 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_computes_what_its_dequantized_weights_compute(name: str, folders: Folders) -> None:
     packed, dequantized = folders.written("llama", name)
-    [prompt] = prompts_of([29])
-    logits = model_logits(packed, prompt, 13)
-    torch.testing.assert_close(logits, model_logits(dequantized, prompt, 13))
-    assert not torch.allclose(logits, model_logits(folders.plain("llama"), prompt, 13), rtol=1e-3)
+    logits = folders.logits(packed)
+    torch.testing.assert_close(logits, folders.logits(dequantized))
+    assert not torch.allclose(logits, folders.logits(folders.plain("llama")), rtol=1e-3)
 
 
+@pytest.mark.matrix("family")
 @pytest.mark.parametrize("name", [name for name in SEVERAL if name != "gptq"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_every_kind_of_layer_is_loaded(family: str, name: str, folders: Folders) -> None:
     """Biases, fused parts, experts, latent attention and its reordered outputs, a tied head."""
     packed, dequantized = folders.written(family, name)
-    [prompt] = prompts_of([29])
-    torch.testing.assert_close(model_logits(packed, prompt, 13), model_logits(dequantized, prompt, 13))
+    torch.testing.assert_close(folders.logits(packed), folders.logits(dequantized))
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize(
     ("family", "name"),
     [*product(FAMILIES, SEVERAL), *(("llama", name) for name in FORMATS if name not in SEVERAL)],
 )
 def test_two_ranks_compute_what_one_computes(family: str, name: str, folders: Folders) -> None:
     packed, _ = folders.written(family, name)
-    [prompt] = prompts_of([29])
-    shared = on_ranks(2, lambda ranks: model_logits(packed, prompt, 13, ranks=ranks))
-    torch.testing.assert_close(shared, model_logits(packed, prompt, 13), rtol=1e-6, atol=1e-6)
+    shared = on_ranks(2, lambda ranks: model_logits(packed, PROMPT, CHUNK_TOKENS, ranks=ranks))
+    torch.testing.assert_close(shared, folders.logits(packed), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders) -> None:
     packed, dequantized = folders.written("llama", name)
     prompts = prompts_of([3, 17, 31, 40])
     engine = make_engine(packed)
-    together = engine_answers(engine, prompts, 12)
-    assert [engine_answers(engine, [prompt], 12)[0] for prompt in prompts] == together
+    together = engine_answers(engine, prompts, 8)
+    assert [engine_answers(engine, [prompt], 8)[0] for prompt in prompts] == together
     if name not in BY_BFLOAT16:
-        assert together == engine_answers(make_engine(dequantized), prompts, 12)
+        assert together == engine_answers(make_engine(dequantized), prompts, 8)
     # Without room for another form of the weights, packed ones round nothing more.
-    assert torch.equal(greedy_in_company(packed, prompts, 12), greedy_in_company(dequantized, prompts, 12))
+    assert torch.equal(greedy_in_company(packed, prompts, 8), greedy_in_company(dequantized, prompts, 8))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith("act-order")])
 def test_on_two_ranks_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders) -> None:
     """The second rank's share of `down_proj` begins within a group of 32, whose inputs lie in any order."""
@@ -249,6 +259,7 @@ def test_where_memory_has_room_the_weights_are_kept_dequantized(folders: Folders
     assert roomy.weight_bytes == pytest.approx(plain.weight_bytes, rel=0.01)
 
 
+@pytest.mark.matrix("kept", "where")
 @pytest.mark.parametrize(
     ("kept", "where"),
     [
@@ -264,5 +275,5 @@ def test_modules_that_a_config_lists_stay_in_16_bit(field: str, kept: str, where
     """Also one of three that are computed together."""
     write_family(tmp_path / "plain", **FAMILIES["qwen2"])
     dequantized = quantized(tmp_path / "plain", tmp_path / "packed", AWQ32 | {field: [kept]}, awq(32), keep=where)
-    [prompt] = prompts_of([21])
-    torch.testing.assert_close(model_logits(tmp_path / "packed", prompt, 13), model_logits(dequantized, prompt, 13))
+    packed = model_logits(tmp_path / "packed", PROMPT, CHUNK_TOKENS)
+    torch.testing.assert_close(packed, model_logits(dequantized, PROMPT, CHUNK_TOKENS))

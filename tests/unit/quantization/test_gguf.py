@@ -121,6 +121,7 @@ def test_what_llama_cpp_packs_comes_back_within_its_rounding(kind: str) -> None:
         assert 0 < error < 8 / HALVES[kind][1]
 
 
+@pytest.mark.matrix("mix")
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_mix_computes_what_its_dequantized_weights_compute(family: str, mix: str, folders: GgufFolders) -> None:
@@ -145,6 +146,8 @@ def test_a_family_computes_what_transformers_computes_from_the_same_file(family:
     torch.testing.assert_close(model_logits(folder, prompt, 13), reference_logits(model, prompt), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("mix")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 @pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M", "Q2_K"])
 def test_two_ranks_compute_what_one_computes(mix: str, family: str, folders: GgufFolders) -> None:
@@ -160,6 +163,7 @@ def test_a_share_that_ends_within_a_block_is_refused(folders: GgufFolders) -> No
         on_ranks(4, lambda ranks: model_logits(folder, [1, 2, 3], 8, ranks=ranks))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M", "Q2_K"])
 def test_an_answer_is_the_same_alone_and_in_company(mix: str, folders: GgufFolders) -> None:
     folder, dequantized_folder = folders.written("llama", mix)
@@ -207,6 +211,7 @@ def test_a_scale_that_is_not_finite_is_refused(folders: GgufFolders, tmp_path: P
     assert refused.value.reason is FailureReason.CHECKPOINT_INVALID
 
 
+@pytest.mark.deep
 def test_the_demo_model_answers_from_its_gguf_file_as_from_its_folder(tmp_path: Path) -> None:
     """The file alone: sizes, vocabulary and weights."""
     convert(DEMO, tmp_path / "demo.gguf")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +31,7 @@ def rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
 
 
+@pytest.mark.matrix("bits", "kind")
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("group_size", [48, 1 << 10])
 @pytest.mark.parametrize(("bits", "kind"), KINDS)
@@ -61,14 +61,20 @@ def test_scales_that_outputs_share_are_found_by_output() -> None:
     torch.testing.assert_close(whole_linear.whole_linear(weight, None)(x), x @ weight.dense(torch.float32))
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_computes_what_its_dequantized_weights_compute(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, by what a GPU without a kernel computes."""
     on_a_gpu = implementations.Implementation((4, 8), "cpu", 0, implementations._on_a_gpu)
     monkeypatch.setattr(implementations, "_IMPLEMENTATIONS", (on_a_gpu,))
-    packed, dequantized = Folders(tmp_path).written("llama", name)
+    packed, dequantized = folders.written("llama", name)
     (prompt,) = prompts_of([9])
     torch.testing.assert_close(model_logits(packed, prompt, 2), model_logits(dequantized, prompt, 2), rtol=0, atol=1e-4)
 

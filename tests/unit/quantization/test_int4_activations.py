@@ -48,6 +48,7 @@ def weight_of(
     )
 
 
+@pytest.mark.matrix("num_inputs", "group_size", "first")
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(

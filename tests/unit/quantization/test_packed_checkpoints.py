@@ -46,6 +46,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_gives_the_logits_that_its_packer_computes(name: str, ranks: int) -> None:
@@ -54,6 +55,7 @@ def test_a_folder_gives_the_logits_that_its_packer_computes(name: str, ranks: in
         assert error(found, wanted) < FLOAT32_ERROR
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 def test_one_weight_that_is_off_by_one_code_would_show(name: str, tmp_path: Path) -> None:
     shutil.copytree(FOLDERS / name, tmp_path / "changed")
@@ -67,6 +69,8 @@ def test_one_weight_that_is_off_by_one_code_would_show(name: str, tmp_path: Path
     assert max(errors) > 3 * FLOAT32_ERROR
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("name")
 @pytest.mark.skipif(not levels(), reason="torch has no FBGEMM on this machine")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", NAMES)

@@ -39,6 +39,8 @@ from tests.support.quantized_checkpoints import awq, quantized
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import engine_answers, logits_of, make_engine, prompts_of, write_family
 
+pytestmark = pytest.mark.deep
+
 CPU = torch.device("cpu")
 # A tied head and biases, fused parts, experts with routers, latent attention.
 FAMILIES = {
@@ -112,6 +114,7 @@ def test_codes_and_scales_are_those_that_the_command_writes(family: str, folders
             assert torch.equal(found.scales.t(), written[f"{module}.weight_scale"]), module
 
 
+@pytest.mark.quick
 def test_a_cut_has_the_codes_and_scales_of_whole_rows(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded a few rows at a time."""
     monkeypatch.setattr(rounded_while_loading, "MOST_ELEMENTS", 100)
@@ -259,6 +262,7 @@ def test_a_gguf_file_of_16_bits_is_rounded_too(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.quick
 def test_nothing_is_rounded_where_nothing_is_asked_for(folders: Folders) -> None:
     plain = load_model_config(folders.plain("llama"))
     assert config_of(folders.plain("llama"), None) == plain

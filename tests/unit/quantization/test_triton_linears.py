@@ -155,6 +155,7 @@ def test_a_product_in_nf4_is_that_of_the_dense_weight() -> None:
     assert LINEARS.packed_linear(replace(weight, **shorter), None) is None
 
 
+@pytest.mark.deep
 def test_an_fp8_checkpoint_is_computed_by_the_kernel_with_torchs_numbers(tmp_path: Path) -> None:
     settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 128]}
     write_family(tmp_path / "plain", **dense("llama", **SIZES))
@@ -170,6 +171,7 @@ def test_an_fp8_checkpoint_is_computed_by_the_kernel_with_torchs_numbers(tmp_pat
     assert float((found.double() - wanted).norm() / wanted.norm()) < 1e-5
 
 
+@pytest.mark.deep
 def test_a_checkpoint_of_8_bit_activations_is_computed_by_the_kernels(tmp_path: Path) -> None:
     activations = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
     weights = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
