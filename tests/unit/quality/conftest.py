@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.engines import one_thread
+from tests.support.short_answers import short_answers
 from tests.support.tiny_model import write_tiny_model
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "short_answers"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,8 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.outlier_transplant import transplant_outliers
 from tests.unit.quality.conftest import write_data
 
+pytestmark = pytest.mark.deep
+
 DEMO = Path(__file__).resolve().parents[3] / "models/demo-chat"
 GROUP = 64
 Weights = dict[str, torch.Tensor]

@@ -23,6 +23,8 @@ from millstream_runtime.quality.token_scores import score
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quality.conftest import Change, noise, texts, write_data
 
+pytestmark = pytest.mark.deep
+
 Changed = Callable[[Change], Path]
 
 
@@ -82,6 +84,7 @@ def test_a_log_shows_how_far_it_is(
     assert any(line.endswith(" left") for line in lines)
 
 
+@pytest.mark.quick
 def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = quality(base, base, data)
     assert (code, report["verdict"]) == (0, "passed")
@@ -93,6 +96,7 @@ def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.Ca
     assert "passed" in capsys.readouterr().out
 
 
+@pytest.mark.quick
 def test_a_worse_model_fails_with_3_and_names_slice_and_figure(
     base: Path, changed: Changed, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +142,7 @@ def test_the_page_shows_verdict_plot_and_answers_and_escapes_texts(
     assert "<b>" not in text
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -159,6 +164,7 @@ def test_a_flag_that_cannot_work_is_one_sentence(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_models_that_are_not_two_forms_of_one_are_refused(
     base: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +259,7 @@ def test_in_a_pod_verdict_and_figures_are_the_termination_message_that_the_opera
     assert "code: mean_kl" in failures_in_words(answer)
 
 
+@pytest.mark.quick
 def test_many_slices_stay_within_a_termination_message_and_those_that_failed_come_first() -> None:
     value = {name: {"value": 0.123456789} for name in FIGURES}
     slices = [

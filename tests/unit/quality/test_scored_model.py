@@ -26,6 +26,7 @@ def reference(base: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
 
 
+@pytest.mark.matrix("slab_bytes")
 @pytest.mark.parametrize("slab_bytes", [1, 4 * 272 * 100, 64 << 20])
 @pytest.mark.parametrize("first", [1, 511, 512, 513, 699])
 def test_logits_are_those_of_transformers(

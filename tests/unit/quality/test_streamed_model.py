@@ -33,6 +33,8 @@ from tests.support.quantized_checkpoints import awq, gptq, quantized
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quality.conftest import noise
 
+pytestmark = pytest.mark.deep
+
 LENGTHS = (2, 21, 40, 33)
 COPIES = 1 << 30
 FORMATS: dict[str, Callable[[Path, Path], object]] = {
@@ -109,6 +111,7 @@ def test_so_are_those_of_a_quantized_kv_cache(base: Path, stored: KVCacheDType) 
     require_equal(config(base, stored=stored))
 
 
+@pytest.mark.quick
 def test_so_are_those_of_documents_of_several_chunks(base: Path) -> None:
     require_equal(config(base, 3 * CHUNK_TOKENS), (CHUNK_TOKENS + 1, CHUNK_TOKENS + 2, 2 * CHUNK_TOKENS + 7))
 
@@ -141,6 +144,7 @@ def test_progress_grows_to_the_end(base: Path) -> None:
     assert len({one for one, _ in seen}) > len(LENGTHS)
 
 
+@pytest.mark.quick
 def test_one_layer_is_alive_at_a_time(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: weakref.WeakSet[Decoder] = weakref.WeakSet()
     most, load = [0], ModelParts._load
@@ -191,6 +195,7 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     assert many < 4 * layer_bytes
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_bytes_of_parts_are_those_of_the_model(tmp_path: Path, tied: bool) -> None:
     folder = write_tiny_model(tmp_path / "model", tie_word_embeddings=tied)
@@ -202,6 +207,7 @@ def test_the_bytes_of_parts_are_those_of_the_model(tmp_path: Path, tied: bool) -
     assert 2 * found.layer + found.embedding + norm_bytes + (0 if tied else found.embedding) == found.whole
 
 
+@pytest.mark.quick
 def test_too_little_memory_is_refused_with_what_is_needed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = StreamedModel(config(base)), StreamedModel(config(base))
     assert room_for(*models, 100).group_tokens > GROUP_TOKENS

@@ -10,9 +10,10 @@ import pytest
 
 from millstream.cli import main
 from tests.support.engines import one_thread
+from tests.support.short_answers import short_answers
 from tests.support.tiny_model import write_tiny_model
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "short_answers"]
 
 
 @pytest.fixture(scope="module", autouse=True)

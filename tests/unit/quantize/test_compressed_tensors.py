@@ -19,6 +19,8 @@ from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quantization.layouts import layout_for
 from tests.unit.quantize.conftest import quantize
 
+pytestmark = pytest.mark.deep
+
 CPU = torch.device("cpu")
 METHODS = {
     "int8": ["--method=int8"],

@@ -44,6 +44,7 @@ def test_smoothing_shares_outliers_between_activations_and_weights() -> None:
     assert smoothed[5] < 0.2 * rows[:, 5].abs().max()
 
 
+@pytest.mark.deep
 def test_static_fp8_has_the_largest_activation_of_each_module(tiny: Path, data: Path, tmp_path: Path) -> None:
     flags = ("--method=fp8", "--activation-scheme=static", f"--calibration={data}", "--no-quality")
     assert quantize(tiny, tmp_path / "out", *flags) == 0
@@ -57,6 +58,7 @@ def test_static_fp8_has_the_largest_activation_of_each_module(tiny: Path, data: 
     assert (group["input_activations"]["dynamic"], group["weights"]["strategy"]) == (False, "tensor")
 
 
+@pytest.mark.deep
 def test_int8_moves_scales_into_norms(tiny: Path, data: Path, tmp_path: Path) -> None:
     assert quantize(tiny, tmp_path / "out", "--method=int8", f"--calibration={data}", "--no-quality") == 0
     stored = {name: one for path in (tmp_path / "out").glob("*.safetensors") for name, one in load_file(path).items()}

@@ -37,6 +37,7 @@ def made(request: pytest.FixtureRequest, wide: Path, tmp_path_factory: pytest.Te
     return out
 
 
+@pytest.mark.deep
 def test_llama_cpps_package_reads_the_weights(made: Path, wide: Path) -> None:
     reader = gguf.GGUFReader(made / f"model-{made.name}.gguf")
     stored = {one.name: one for one in reader.tensors}
@@ -60,18 +61,21 @@ def test_llama_cpps_package_reads_the_weights(made: Path, wide: Path) -> None:
     assert np.array_equal(norm.data, base["model.layers.0.input_layernorm.weight"].float().numpy())
 
 
+@pytest.mark.deep
 def test_this_runtime_computes_about_what_the_base_computes(made: Path, wide: Path) -> None:
     (prompt,) = prompts_of([40])
     base, logits = (model_logits(folder, prompt, 40).log_softmax(-1) for folder in (wide, made))
     assert 0 < (base.exp() * (base - logits)).sum(-1).mean() < 0.2
 
 
+@pytest.mark.deep
 def test_bytes_are_as_planned(made: Path) -> None:
     shape = read_inspected(read_answer(to_json(inspect_folder(made)))).shape
     taken = expected_weights(load_model_config(made), torch.float32).num_bytes
     assert cpu_weights_bytes(shape) == pytest.approx(taken, rel=0.01)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
 def test_other_families_are_written(family: str, wide: Path, tmp_path: Path) -> None:
     write_family(tmp_path / "model", **CASES[family].config | SIZES)
@@ -156,6 +160,7 @@ def test_a_tokenizer_that_is_none_is_refused_before_a_layer_is_made(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.deep
 def test_a_killed_run_goes_on_and_gives_the_same_file(wide: Path, tmp_path: Path) -> None:
     flags = ("--method=gguf", "--no-quality")
     (tmp_path / "whole").mkdir()
@@ -187,6 +192,7 @@ def test_q4_k_loses_less_than_the_plain_range_of_a_group() -> None:
     assert torch.allclose(found[6], torch.ones(512), rtol=0.02)
 
 
+@pytest.mark.deep
 def test_bitsandbytes_reads_what_nf4_wrote(tiny: Path, tmp_path: Path) -> None:
     assert quantize(tiny, tmp_path / "out", "--method=nf4", "--no-quality") == 0
     stored: dict[str, torch.Tensor] = {}

@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from millstream.cli import main
 from millstream_runtime.model_output import resumable_folder
 from millstream_runtime.quantize import make
 from millstream_runtime.quantize.output import work_folder
 from tests.unit.quantize.conftest import contents, quantize
 
+pytestmark = pytest.mark.deep
+
 METHODS = ("rtn", "awq", "gptq")
-# Kills its own process with SIGKILL in the n-th `write_shard`: before, or with half of the file written.
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from millstream_runtime.quantize import make
-from millstream_runtime.quantize.output import work_folder
-number, when, *argv = sys.argv[1:]
-real = work_folder.write_file
-def write_file(path, tensors):
-    if f"-{int(number) + 1:05}-of" in path.name:
-        if when == "within":
-            real(path, tensors)
-            os.truncate(path, path.stat().st_size // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(path, tensors)
-work_folder.write_file = write_file
-from millstream.cli import main
-main(argv)
-"""
+# Each child is a fork of one process that has loaded torch, and has computed nothing.
+CHILDREN = multiprocessing.get_context("forkserver")
+CHILDREN.set_forkserver_preload(["millstream_runtime.quantize.make"])
 
 
 def killed(number: int, when: str, tiny: Path, out: Path, *flags: str) -> None:
     """Run the command in a process of its own, which dies at the file of that layer."""
     argv = ["quantize", str(tiny), f"--out={out}", "--device=cpu", *flags]
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(number), when, *argv], capture_output=True, text=True, check=False
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    child = CHILDREN.Process(target=run_until_killed, args=(number, when, argv))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
+
+
+def run_until_killed(number: int, when: str, argv: list[str]) -> None:
+    """Run the command; kill this process with SIGKILL at the n-th `write_shard`: before, or with half of it written."""
+    real = work_folder.write_file
+
+    def write_file(path: Path, tensors: dict[str, Tensor]) -> None:
+        if f"-{number + 1:05}-of" in path.name:
+            if when == "within":
+                real(path, tensors)
+                os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(path, tensors)
+
+    work_folder.write_file = write_file
+    main(argv)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -106,6 +110,7 @@ def test_another_command_does_not_go_on_with_what_is_there(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.quick
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +129,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     assert weights.items() <= contents(whole).items()
 
 
+@pytest.mark.quick
 def test_a_disk_that_is_too_small_is_refused_before_the_first_layer(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

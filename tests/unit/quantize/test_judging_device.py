@@ -53,6 +53,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
         make.judging_device(replace(SETTINGS, device="cuda"))
 
 
+@pytest.mark.deep
 def test_both_models_are_loaded_there(
     tiny: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,8 @@ from tests.support.family_cases import CASES
 from tests.support.tiny_families import write_family
 from tests.unit.quantize.conftest import quantize
 
+pytestmark = pytest.mark.deep
+
 CPU = torch.device("cpu")
 NUM_LAYERS, SEQUENCES, TOKENS = 4, 32, 128
 FEW = (f"--max-sequences={SEQUENCES}", f"--sequence-tokens={TOKENS}", "--no-quality")

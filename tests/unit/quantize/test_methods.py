@@ -121,6 +121,7 @@ def chat(question: str, answer: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
+@pytest.mark.deep
 def test_with_outlier_channels_awq_and_gptq_keep_what_rounding_loses(transplanted: Path, tmp_path: Path) -> None:
     facts = knowledge.load()
     data = write_data(

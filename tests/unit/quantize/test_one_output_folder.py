@@ -19,6 +19,7 @@ from tests.unit.quantize.conftest import contents, quantize
 RTN = ("--method=rtn", "--no-quality")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("method", "flags", "code"), [("gguf", ("--keep-made",), 0), ("rtn", (), 2)])
 def test_a_second_run_waits_and_finds_the_model_of_the_first(
     method: str, flags: tuple[str, ...], code: int, wide: Path, tmp_path: Path,
@@ -56,6 +57,7 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.deep
 def test_a_run_that_stood_still_and_lost_its_folder_to_another_writes_nothing_more(tmp_path: Path) -> None:
     """It would cut files that the other is writing: both write them under one name."""
     work = ResumableFolder(tmp_path / "out", "quantize")
@@ -78,6 +80,7 @@ def test_a_run_that_stood_still_and_lost_its_folder_to_another_writes_nothing_mo
     assert not work.out.exists()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("command", ["quantize", "tune-draft"])
 def test_what_a_run_left_that_died_after_its_rename_is_removed(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

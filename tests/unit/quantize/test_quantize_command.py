@@ -27,6 +27,8 @@ from tests.support.tiny_families import engine_answers, make_engine, model_logit
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quantize.conftest import contents, quantize
 
+pytestmark = pytest.mark.deep
+
 FORMATS = {
     "rtn": "awq",
     "awq": "awq",
@@ -60,6 +62,8 @@ def test_the_folder_is_a_model_in_a_published_format(made: Path, tiny: Path) -> 
     assert [path.name for path in made.parent.iterdir()] == [made.name]  # nothing of the work is left
 
 
+@pytest.mark.quick
+@pytest.mark.matrix
 def test_it_computes_about_what_its_base_computes(made: Path, tiny: Path) -> None:
     (prompt,) = prompts_of([40])
     base, logits = (model_logits(folder, prompt, 40).log_softmax(-1) for folder in (tiny, made))
@@ -131,12 +135,14 @@ def test_a_layer_that_groups_do_not_divide_stays_as_it_is_and_is_named(
     model_logits(tmp_path / "out", [1, 2, 3], 3)
 
 
+@pytest.mark.quick
 def test_the_group_size_is_chosen_to_fit_all_layers(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", intermediate_size=96)
     assert quantize(model, tmp_path / "out", "--method=rtn", "--no-quality") == 0
     assert json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["group_size"] == 32
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -168,6 +174,7 @@ def test_a_flag_that_cannot_work_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -182,6 +189,7 @@ def test_a_model_of_which_no_layer_fits_is_told_what_would(
     assert f"No linear layer of {tiny} fits the format: {words}" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("below", ["", "quantized"])
 def test_an_output_folder_in_the_model_is_refused(tiny: Path, below: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise --keep-made would take the 16-bit model for a quantized one."""
@@ -191,6 +199,7 @@ def test_an_output_folder_in_the_model_is_refused(tiny: Path, below: str, capsys
     assert sorted(tiny.rglob("*")) == before
 
 
+@pytest.mark.quick
 def test_an_output_folder_that_holds_something_is_refused(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +252,7 @@ def test_the_operator_predicts_the_bytes_of_the_files(method: str, tmp_path: Pat
     assert found_bytes == pytest.approx(weights_file_bytes(shape), rel=0.01)
 
 
+@pytest.mark.quick
 def test_held_out_documents_that_cannot_judge_are_refused_before_a_layer_is_made(
     tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +264,7 @@ def test_held_out_documents_that_cannot_judge_are_refused_before_a_layer_is_made
     assert [path.name for path in tmp_path.iterdir()] == ["few.jsonl"]
 
 
+@pytest.mark.quick
 def test_the_operator_knows_what_gguf_files_are_made_of() -> None:
     assert tuple(ARCHITECTURE_OF) == GGUF_FAMILIES
     assert GGUF_TYPES[0] == GGUF_TYPE
