@@ -49,6 +49,7 @@ def test_mixed_counts_prompts_and_answers_and_its_slow_steps(engine: Engine) -> 
     assert not engine.has_work()
 
 
+@pytest.mark.deep
 def test_both_engines_of_a_mechanism_take_turns_on_all_its_workloads(folder: str) -> None:
     mechanism = Mechanism("two", ("decode-1", "drain"), no_copies)
     samples = cpu_mechanisms.measure(folder, mechanism, [ON, OFF], 2, SIZE)["samples"]

@@ -10,6 +10,8 @@ from benchmarks import engine_overhead
 from millstream_runtime.engine.request import SamplingParams
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_what_checks_add_is_the_difference_outside_the_model(tmp_path: Path, temperature: float) -> None:

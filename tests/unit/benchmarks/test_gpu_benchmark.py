@@ -23,6 +23,7 @@ def test_it_refuses_in_one_sentence_where_there_is_no_gpu(
     assert "needs a CUDA device" in captured.err
 
 
+@pytest.mark.deep
 def test_a_dry_run_measures_every_execution_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(benchmark.RESULTS.iterdir())
     assert benchmark.main(["--dry-run"]) == 0

@@ -47,6 +47,7 @@ def test_a_disk_that_is_too_small_ends_it_before_the_model_is_written(tmp_path: 
     quantization_memory.require_disk(tmp_path, HIDDEN, INTERMEDIATE, LAYERS)
 
 
+@pytest.mark.deep
 def test_a_tiny_shape_is_measured(tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     write_model(model, HIDDEN, INTERMEDIATE, LAYERS)

@@ -36,6 +36,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.deep
 def test_ending_a_server_ends_every_process_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.servers.process.TERMINATE_SECONDS", 0.5)
     script = tmp_path / "stubborn.py"
@@ -173,6 +174,7 @@ def tiny(tmp_path: Path) -> Model:
     return Model("demo", "tiny", folder, 64, first_id=16, lengths=lengths)
 
 
+@pytest.mark.deep
 def test_a_server_is_measured_where_its_peer_is_not_installed(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

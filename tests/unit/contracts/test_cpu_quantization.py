@@ -184,6 +184,8 @@ def test_what_is_dequantized_once_is_planned_dequantized(name: str, kept: list[s
     assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("mix")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 @pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M", "Q2_K"])
 def test_a_gguf_file_is_planned_as_it_is_loaded(mix: str, family: str, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from hack.kernels.prebuild import CAPABILITIES
 from millstream_kernels.prebuilt.key import variant_key
 from millstream_kernels.variants import VARIANTS
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = (ROOT / "requirements" / "runtime.txt").read_text()
 
@@ -43,6 +45,7 @@ def test_the_layer_holds_every_variant_for_every_gpu_of_the_table(tmp_path: Path
     assert str(ROOT).encode() not in b"".join(files.values()), "a path of the machine that built it"
 
 
+@pytest.mark.quick
 def test_the_layer_moves_with_the_kernels_and_with_triton(tmp_path: Path) -> None:
     for folder in ("kernels/millstream_kernels", "hack/kernels"):
         (tmp_path / folder).mkdir(parents=True)

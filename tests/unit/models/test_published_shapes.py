@@ -129,6 +129,7 @@ def test_a_latent_cache_is_small(tmp_path: Path) -> None:
     assert load_model_config(tmp_path).kv_bytes_per_token(dtype_bytes=2) == 27 * 576 * 2
 
 
+@pytest.mark.deep
 def test_asking_what_a_checkpoint_must_hold_imports_nothing(tmp_path: Path) -> None:
     """It happens at every start: an operation that pulls in torch's symbolic shapes (sympy) would cost five seconds."""
     for name, (_, fields) in PUBLISHED.items():

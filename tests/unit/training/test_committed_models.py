@@ -59,6 +59,7 @@ def test_the_card_and_the_evaluation_agree() -> None:
     assert f"**{measured['draft_agreement_percent']:.1f} %**" in (MODELS / "demo-draft" / "README.md").read_text()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("name", "least", "most"), [("prose", 40, 75), ("chat", 40, 75), ("code", 25, 40)])
 def test_the_draft_agrees_as_often_as_documented(name: str, least: float, most: float) -> None:
     """On text that training never saw: seldom enough that drafts can fail, and less on code, which it never read."""
@@ -69,6 +70,7 @@ def test_the_draft_agrees_as_often_as_documented(name: str, least: float, most: 
     assert f"| `{name}` | {perplexities} | {measured['agreement_percent']:.1f} % |" in page
 
 
+@pytest.mark.deep
 def test_the_recorded_evaluation_is_that_of_these_weights(target: tuple[LlamaForCausalLM, Tokenizer]) -> None:
     draft, _ = load(MODELS / "demo-draft")
     sample = knowledge.load()[::16]
@@ -82,6 +84,7 @@ def test_the_readmes_question_gets_the_right_answer(target: tuple[LlamaForCausal
     assert answer_text(*target, "What is a KV cache?") == facts["a KV cache"].answers["what"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "question", ["What is the capital of Portugal?", "How do I cook potatoes?", "Where is Denmark?"]
 )

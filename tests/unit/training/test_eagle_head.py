@@ -36,6 +36,7 @@ def rows(seed: int) -> Iterator[Batch]:
         yield ids, ids
 
 
+@pytest.mark.deep
 def test_training_brings_the_head_closer_to_its_target(target: LlamaForCausalLM, tmp_path: Path) -> None:
     goal = goal_of(target, next(rows(9))[0])
     losses = []

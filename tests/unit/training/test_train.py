@@ -43,6 +43,7 @@ def one_sentence(tokenizer: Tokenizer, text: str) -> tuple[torch.Tensor, torch.T
     return ids[:, :-1], ids[:, 1:]
 
 
+@pytest.mark.deep
 def test_a_model_learns_a_sentence_and_survives_export(tmp_path: Path) -> None:
     facts = knowledge.load()
     texts = [text for fact in facts for text in (fact.paragraph, f"What is {fact.term}? {fact.names}")]
@@ -73,6 +74,7 @@ def different_batches(vocab_size: int) -> Iterator[Batch]:
         yield ids[:, :-1], ids[:, 1:]
 
 
+@pytest.mark.deep
 def test_a_training_that_was_stopped_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_rows_of_a_step_count_the_same_in_small_batches(tmp_path: Path) -> None:
         assert torch.allclose(tensor, apart.state_dict()[name], atol=1e-4), name
 
 
+@pytest.mark.deep
 def test_a_training_can_begin_with_trained_weights(tmp_path: Path) -> None:
     batch = next(different_batches(VOCAB_SIZE))
     start, _ = train(TINY, repeat(batch), Run(TINY.steps, tmp_path / "start"))
@@ -119,6 +122,7 @@ def test_a_training_can_begin_with_trained_weights(tmp_path: Path) -> None:
     assert right(further) > right(fresh) + 4
 
 
+@pytest.mark.deep
 def test_distillation_moves_a_draft_towards_the_targets_distribution(tmp_path: Path) -> None:
     recipe = replace(TINY, distil_from=0.0)
     teacher, _ = train(replace(TINY, data_seed=1), different_batches(VOCAB_SIZE), Run(5, tmp_path / "teacher"))
@@ -144,6 +148,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
     assert rates[-1] == pytest.approx(0.02)
 
 
+@pytest.mark.deep
 def test_a_model_agrees_with_itself_on_every_slice(tmp_path: Path) -> None:
     tokenizer = train_tokenizer((fact.paragraph for fact in knowledge.load()), vocab_size=600)
     model, _ = train(TINY, different_batches(600), Run(1, tmp_path / "checkpoint"))

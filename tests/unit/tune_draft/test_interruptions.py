@@ -19,7 +19,10 @@ from millstream_runtime.tune_draft.target_answers import TargetModel
 from millstream_runtime.tune_draft.target_sequence import TargetSequence
 from tests.unit.tune_draft.conftest import FEW, contents, tune
 
+pytestmark = pytest.mark.deep
+
 STEPS = ("--steps=20", "--learning-rate=0.01")
+EIGHT_STEPS = ("--steps=8", "--learning-rate=0.001", "--temperature=0")
 # Kills its own process with SIGKILL when half of the n-th checkpoint is written.
 CHILD = """
 import os, signal, sys
@@ -84,6 +87,15 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     assert tune(target, draft, data, out, *flags) in (0, 3)
 
 
+@pytest.fixture(scope="module")
+def whole(
+    target: Path, draft: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, dict[str, bytes]]:
+    """The exit code and the files of a run that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole") / "tuned"
+    return tune(target, draft, data, out, *EIGHT_STEPS), contents(out)
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -94,24 +106,21 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     ids=lambda names: names[0],
 )
 def test_files_of_the_work_folder_that_are_damaged_are_made_again(
-    damaged: tuple[str, ...], target: Path, draft: Path, data: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    damaged: tuple[str, ...], target: Path, draft: Path, data: Path, whole: tuple[int, dict[str, bytes]],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    whole, out, work = tmp_path / "whole/tuned", tmp_path / "tuned", tmp_path / ".tuned.tune-draft"
-    whole.parent.mkdir()
-    flags = ("--steps=8", "--learning-rate=0.001", "--temperature=0")
-    code = tune(target, draft, data, whole, *flags)
+    out, work = tmp_path / "tuned", tmp_path / ".tuned.tune-draft"
     with monkeypatch.context() as patched:
         patched.setattr("millstream_runtime.tune_draft.tune._Run._write_model", _interrupt)
-        assert tune(target, draft, data, out, *flags) == 130
+        assert tune(target, draft, data, out, *EIGHT_STEPS) == 130
     for name in damaged:
         content = (work / name).read_bytes()
         (work / name).write_bytes(content[: len(content) // 2])
     capsys.readouterr()
-    assert tune(target, draft, data, out, *flags) == code
+    code = tune(target, draft, data, out, *EIGHT_STEPS)
     said = capsys.readouterr().err
     assert all(f"{work / name} is damaged: it is removed and made again" in said for name in damaged)
-    assert contents(out) == contents(whole)
+    assert (code, contents(out)) == whole
 
 
 def test_a_kept_report_that_is_damaged_is_made_again(
@@ -142,6 +151,7 @@ def test_another_command_does_not_go_on_with_what_is_there(
     assert "holds the work of another run, with another seed; remove" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_a_disk_that_is_too_small_is_refused_before_the_first_answer(
     target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

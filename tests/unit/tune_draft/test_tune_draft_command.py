@@ -27,6 +27,8 @@ from tests.support.tiny_families import engine_answers, make_engine, prompts_of
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.tune_draft.conftest import ENOUGH, contents, rows, tune
 
+pytestmark = pytest.mark.deep
+
 EAGLE_HEAD = Path(__file__).resolve().parents[3] / "models" / "demo-eagle"
 
 
@@ -92,6 +94,7 @@ def test_transformers_and_the_runtime_load_it_alike(tuned: Path) -> None:
     assert torch.allclose(ours.logits, theirs, atol=1e-4)
 
 
+@pytest.mark.quick
 def test_a_draft_that_does_not_gain_is_made_and_the_exit_code_is_3(
     target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def _refuse(self: TargetModel, prompts: Sequence[Prompt], seeds: Sequence[int]) 
     raise AssertionError("the target answers")
 
 
+@pytest.mark.quick
 def test_a_report_that_is_none_is_one_sentence(
     target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_report_that_is_none_is_one_sentence(
         assert error.count("\n") == 1
 
 
+@pytest.mark.quick
 def test_the_summary_fits_a_termination_message_however_many_slices_there_are() -> None:
     figures = {"answers": 40, "before": {"percent": 1.5}, "after": {"percent": 2.5}}
     slices = [{"slice": "s" * 60, **figures, "gain_points": {"value": float(number)}} for number in range(60)]
@@ -177,6 +182,7 @@ def test_the_summary_fits_a_termination_message_however_many_slices_there_are() 
     assert found["slices_left_out"] == 60 - len(found["slices"]) > 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -233,6 +239,7 @@ def test_heads_whose_config_names_no_architecture_are_named_too(
     assert f"{heads} is a draft head (Medusa); this version quantizes and tunes whole" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_an_output_folder_that_holds_something_is_refused(
     target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def weight(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torc
     return (torch.randn(rows, columns, generator=generator) * 0.05).to(dtype).float()
 
 
+@pytest.mark.matrix("size")
 @pytest.mark.parametrize(("all_threads", "threads"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("size", [(51, 37), (600, 700), (1030, 1031)], ids=str)

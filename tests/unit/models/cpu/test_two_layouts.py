@@ -53,6 +53,7 @@ def in_two_layouts(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear
     return CpuLinear(weight, bias, packed=two_layouts.pack(weight))
 
 
+@pytest.mark.matrix("size")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("size", [(1, 1), (37, 51), (512, 640), (300, 1021)], ids=str)
@@ -79,6 +80,7 @@ def test_rows_are_padded_to_few_numbers_and_by_little() -> None:
     assert all(two_layouts.padded_rows(wanted) == wanted for wanted in padded.values())
 
 
+@pytest.mark.deep
 def test_prompts_of_many_lengths_do_not_fill_the_memory_with_code() -> None:
     done = subprocess.run([sys.executable, "-c", MANY_LENGTHS], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -98,6 +100,7 @@ def test_only_float32_on_a_cpu_is_packed() -> None:
     assert not two_layouts.can_pack(torch.float32, torch.device("meta"))
 
 
+@pytest.mark.deep
 def test_a_model_computes_the_same_with_room_for_copies_and_without(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     config = load_model_config(folder)

@@ -69,6 +69,7 @@ def test_rope_scaling_that_is_added_to_a_newer_folder_counts_as_in_transformers(
     assert (expected - reference_logits(models.reference(name), prompt)).abs().max() > 1e-2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_is_as_exact_as_in_transformers(name: str, models: Models) -> None:
     """Both against float64: rounded in the same places or fewer, the error is of the same size."""
@@ -83,6 +84,7 @@ def test_bfloat16_is_as_exact_as_in_transformers(name: str, models: Models) -> N
     assert error(ours) <= 2 * error(theirs)
 
 
+@pytest.mark.matrix("damage")
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("damage", ["missing", "shape", "dtype", "nan"])
 def test_damaged_tensors_are_refused_by_name(name: str, damage: str, models: Models, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("architecture", OTHER_NAMES)
 def test_another_name_answers_like_transformers(architecture: str, tmp_path: Path) -> None:
     reference = write_family(tmp_path / "as saved", **dense(OTHER_NAMES[architecture]))
@@ -118,6 +119,7 @@ def publish(folder: Path, model_type: str) -> None:
     save_file(renamed, weights)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("model_type", FAMILY_OF)
 def test_text_beside_a_tower_of_qwens_answers_like_transformers(model_type: str, tmp_path: Path) -> None:
     prompts = [[token % 90 for token in prompt] for prompt in PROMPTS]  # none of the tokens that stand for images

@@ -24,6 +24,8 @@ from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import dense, rope
 from tests.support.tiny_families import engine_answers, make_engine, prompts_of, reference_answers, with_fields
 
+pytestmark = pytest.mark.deep
+
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 IMAGES = {"image_size": 28, "patch_size": 14}
 VOCABULARY = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}

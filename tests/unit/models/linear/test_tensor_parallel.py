@@ -36,6 +36,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_compute_the_logits_of_one(name: str, models: Models) -> None:
     """Vocabulary 97 divides by nothing. Where heads do not divide, the size is refused by the field's name."""
@@ -48,6 +49,7 @@ def test_two_ranks_compute_the_logits_of_one(name: str, models: Models) -> None:
     torch.testing.assert_close(shared, model_logits(folder, prompt, 23), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.matrix("family")
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "deepseek_v3"])
 def test_more_ranks_than_key_value_heads(family: str, size: int, tmp_path: Path) -> None:
