@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ CHART = ROOT / "charts" / "millstream"
 PREVIOUS = ROOT / "e2e" / "fixtures" / "millstream-0.1.0.tgz"
 HELM = ROOT / ".tools" / "bin" / "helm"
 IMAGES = ("operator.image=registry/operator:1", "runtime.image=registry/runtime:1")
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of C reads the same, ten times as fast
 
 Document = dict[str, Any]
 
@@ -35,9 +38,19 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 def render(*values: str, release: str = "millstream", chart: Path = CHART, namespace: str = "system") -> list[Document]:
     """`values`: as `--set` takes them; a list or a word in quotes is JSON."""
     sets = [word for value in (*IMAGES, *values) for word in (_flag_of(value), value)]
-    done = helm("template", release, str(chart), "--namespace", namespace, "--kube-version", "1.34.0", *sets)
+    arguments = ("template", release, str(chart), "--namespace", namespace, "--kube-version", "1.34.0", *sets)
+    text = _rendered_once(*arguments) if chart in (CHART, PREVIOUS) else _rendered(*arguments)
+    return [document for document in yaml.load_all(text, LOADER) if document]
+
+
+def _rendered(*arguments: str) -> str:
+    done = helm(*arguments)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return done.stdout
+
+
+# Charts that no test changes, which many tests render with the same values. Each caller reads documents of its own.
+_rendered_once = functools.cache(_rendered)
 
 
 def _flag_of(value: str) -> str:
