@@ -23,9 +23,9 @@ from millstream_runtime.quantize.methods.gguf_rounding import to_blocks
 from millstream_runtime.sources.inspect import inspect_folder
 from millstream_runtime.sources.shape import to_json
 from tests.support.family_cases import CASES
+from tests.support.killed_quantization import killed
 from tests.support.tiny_families import model_logits, prompts_of, write_family
 from tests.unit.quantize.conftest import contents, quantize
-from tests.unit.quantize.test_interruptions import killed
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 272}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import resource
 import shutil
 import signal
@@ -12,46 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from millstream.cli import main
 from millstream_runtime.model_output import resumable_folder
 from millstream_runtime.quantize import make
 from millstream_runtime.quantize.output import work_folder
+from tests.support.killed_quantization import killed
 from tests.unit.quantize.conftest import contents, quantize
 
 pytestmark = pytest.mark.deep
 
 METHODS = ("rtn", "awq", "gptq")
-# Each child is a fork of one process that has loaded torch, and has computed nothing.
-CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["millstream_runtime.quantize.make"])
-
-
-def killed(number: int, when: str, tiny: Path, out: Path, *flags: str) -> None:
-    """Run the command in a process of its own, which dies at the file of that layer."""
-    argv = ["quantize", str(tiny), f"--out={out}", "--device=cpu", *flags]
-    child = CHILDREN.Process(target=run_until_killed, args=(number, when, argv))
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-    assert not out.exists()
-
-
-def run_until_killed(number: int, when: str, argv: list[str]) -> None:
-    """Run the command; kill this process with SIGKILL at the n-th `write_shard`: before, or with half of it written."""
-    real = work_folder.write_file
-
-    def write_file(path: Path, tensors: dict[str, Tensor]) -> None:
-        if f"-{number + 1:05}-of" in path.name:
-            if when == "within":
-                real(path, tensors)
-                os.truncate(path, path.stat().st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(path, tensors)
-
-    work_folder.write_file = write_file
-    main(argv)
 
 
 @pytest.mark.parametrize("method", METHODS)
