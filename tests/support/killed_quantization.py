@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 from torch import Tensor
 
 from millstream.cli import main
-from millstream_runtime.quantize.output import work_folder
+from millstream_runtime.quantize.output import safetensors_file, work_folder
 
 CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload([__name__, "millstream_runtime.quantize.make"])
@@ -26,15 +27,13 @@ def killed(number: int, when: str, model: Path, out: Path, *flags: str) -> None:
 
 
 def _run(number: int, when: str, argv: list[str]) -> None:
-    real = work_folder.write_file
-
     def write_file(path: Path, tensors: dict[str, Tensor]) -> None:
         if f"-{number + 1:05}-of" in path.name:
             if when == "within":
-                real(path, tensors)
+                safetensors_file.write_file(path, tensors)
                 os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        real(path, tensors)
+        safetensors_file.write_file(path, tensors)
 
-    work_folder.write_file = write_file
-    main([*argv, "--device=cpu"])
+    with patch.object(work_folder, "write_file", write_file):
+        main([*argv, "--device=cpu"])
