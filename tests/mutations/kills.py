@@ -91,7 +91,8 @@ def _run(
     journal, output = folder / "journal.jsonl", folder / "output.txt"
     journal.write_text("")
     plugin = ["-p", "tests.mutations.first_failure", "--cases", str(cases), "--journal", str(journal)]
-    arguments = ["-q", "-p", "no:cacheprovider", *plugin, *options, *tests]
+    quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    arguments = [*quiet, *plugin, *options, *tests]
     status = process.run(arguments, output, timeout_seconds)
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     started = [line["started"] for line in lines if "started" in line]
