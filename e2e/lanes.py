@@ -18,7 +18,10 @@ from e2e.shared_things import SharedThing
 MARKER = "shared"
 # The first of these begin first, so that no process is left with a long test at the end. The others follow in the order
 # in which pytest found them.
-LONG_FIRST = ("test_tuning.py", "test_status.py", "test_speculation.py", "test_autoscaling.py", "test_rollout.py")
+LONG_FIRST = (
+    *("test_tuning.py", "test_quantization.py", "test_status.py", "test_speculation.py", "test_rollout.py"),
+    "test_autoscaling.py",
+)
 
 
 class Lane(StrEnum):

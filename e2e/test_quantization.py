@@ -1,7 +1,7 @@
 """A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves.
 
-One is worse in one slice alone. The documents to judge by come late, the pod that quantizes is evicted, and the
-operator is killed meanwhile.
+One is worse in one slice alone. The documents to judge by come late, the operator is killed while a Job judges, and the
+pod that quantizes is evicted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.node_volume import STORAGE_CLASS, node_volume
-from e2e.release import ManagedRelease
+from e2e.release import ManagedRelease, Release
 from e2e.shared_things import SharedThing
 
 HELD_OUT = Path(__file__).resolve().parent.parent / "models" / "held_out.jsonl"
@@ -71,14 +71,20 @@ def bytes_of(message: str) -> list[float]:
     return [float(number) for number in re.findall(r"([\d.]+) MB", message)]
 
 
-def evict_pod_of_job(cluster: Cluster, namespace: str) -> None:
-    """Evict the pod that quantizes, once its container runs, as `kubectl drain` does."""
+def wait_for_pod_of_job(cluster: Cluster, namespace: str) -> str:
+    """Wait until the container of a Job's pod runs; its name."""
 
     def running() -> list[str]:
         found = cluster.items("pods", "-n", namespace, "-l", "batch.kubernetes.io/job-name")
         return [pod["metadata"]["name"] for pod in found if pod["status"]["phase"] == "Running"]
 
     (name,) = eventually(running, lambda names: len(names) == 1, what="a Job's pod", timeout_seconds=JOBS_SECONDS)
+    return name
+
+
+def evict_pod_of_job(cluster: Cluster, namespace: str) -> None:
+    """Evict the pod that quantizes, once its container runs, as `kubectl drain` does."""
+    name = wait_for_pod_of_job(cluster, namespace)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
     cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
@@ -86,7 +92,7 @@ def evict_pod_of_job(cluster: Cluster, namespace: str) -> None:
 
 @pytest.mark.shared(SharedThing.OPERATOR)
 @pytest.mark.timeout(1800)
-def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_is_made_gated_and_served(
+def test_a_worse_model_is_refused_while_the_old_pod_serves_though_the_operator_is_killed_meanwhile(
     cluster: Cluster, managed_release: ManagedRelease, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     cluster.apply(namespace, llmd(NAME))
@@ -103,6 +109,8 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
     assert "key held_out.jsonl of ConfigMap documents (quantization.qualityGate" in missing["message"]
     with durations.measure("documents there -> a worse model's QualityGateFailed"):
         cluster.apply(namespace, documents())
+        wait_for_pod_of_job(cluster, namespace)
+        managed_release.kill()
         refused = eventually(
             lambda: read(cluster, namespace, NAME),
             lambda one: condition(one, "ModelReady").get("reason") == "QualityGateFailed",
@@ -114,12 +122,19 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
     assert condition(refused, "Available")["status"] == "True"
     (kept,) = pods(cluster, namespace, NAME)
     assert uid_and_restarts(kept) == uid_and_restarts(before)
+    eventually(lambda: cluster.items("jobs", "-n", namespace), lambda jobs: not jobs, what="no Job left")
 
-    with node_volume(cluster, namespace, f"{NAME}-model-cache", managed_release.runtime_image):
+
+@pytest.mark.timeout(1800)
+def test_a_quantized_model_is_made_gated_and_served_though_its_pod_is_evicted(
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
+) -> None:
+    cluster.apply(namespace, documents(), llmd(NAME))
+    wait_ready(cluster, namespace, NAME)
+    with node_volume(cluster, namespace, f"{NAME}-model-cache", release.runtime_image):
         with durations.measure("16-bit source -> quantized, gated, Ready"):
             cluster.apply(namespace, made())
             evict_pod_of_job(cluster, namespace)
-            managed_release.kill()
             ready = eventually(
                 lambda: read(cluster, namespace, NAME), is_ready, what="Ready", timeout_seconds=JOBS_SECONDS
             )
