@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 MID = ("plan", "examples/mid.yaml", "--gpus", "A100-40GB:2")
 DEMO = ("plan", "examples/demo.yaml")
@@ -67,12 +69,14 @@ def test_closed_streams_change_no_exit_code(closed: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.quick
 def test_a_path_that_the_file_system_refuses_is_one_sentence() -> None:
     done = run("inspect", "--path", "y" * 300)
     assert done.stderr.decode() == f"millstream: {'y' * 300}: File name too long.\n"
     assert done.returncode == 1
 
 
+@pytest.mark.quick
 def test_a_failure_without_stderr_is_not_written_to_stdout() -> None:
     done = run("validate", "missing.yaml", after="2>&-")
     assert (done.returncode, done.stdout) == (1, b"")

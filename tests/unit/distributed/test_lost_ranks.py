@@ -32,6 +32,8 @@ from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120.0
 SAMPLING = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
@@ -202,6 +204,7 @@ def test_what_only_rank_one_reads_is_refused_in_its_words(folder: Path, tmp_path
     assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
 
 
+@pytest.mark.quick
 def test_a_size_that_cannot_be_is_refused_before_anything_is_started(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def make_bad_engine(
     return make
 
 
+@pytest.mark.matrix("family")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_others_do_not_notice(
@@ -140,6 +141,7 @@ def test_others_do_not_notice(
     assert generate(engine, make_requests()) == expected, "and the blocks are as good as new"
 
 
+@pytest.mark.matrix("mode")
 @pytest.mark.parametrize("mode", ["plain", "overlapped", "replayed", "replayed and overlapped"])
 def test_others_do_not_notice_with_flash_attention(
     mode: str,

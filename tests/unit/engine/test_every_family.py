@@ -110,6 +110,7 @@ def test_two_ranks_penalise_as_one(write_model: WriteModel, make_engine: MakeEng
     assert all_at_once(engine, requests) == all_at_once(single, requests)
 
 
+@pytest.mark.matrix("family")
 @pytest.mark.parametrize("way", FAMILY_WAYS)
 @pytest.mark.parametrize("family", CASES)
 def test_every_family_answers_like_transformers(

@@ -116,6 +116,7 @@ class Waiting:
         return self.began_step + -(-self.work_before // LEAST_SHARE_TOKENS) + 3
 
 
+@pytest.mark.matrix("engine")
 @pytest.mark.parametrize("seed", range(4))
 def test_every_prompt_has_its_first_token_within_steps_that_follow_from_the_work_before_it(
     engine: Engine, seed: int

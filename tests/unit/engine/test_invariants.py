@@ -34,6 +34,7 @@ from tests.support.ways import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.matrix("way")
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
@@ -55,6 +56,7 @@ def test_a_request_is_answered_as_if_it_were_alone(
         assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
+@pytest.mark.matrix("execution")
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED, *SPECULATING])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_is_lost_whoever_ends_or_cancels_when(

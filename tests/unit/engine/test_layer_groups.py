@@ -68,6 +68,7 @@ def pair() -> Iterator[Leader]:
     leader.close()
 
 
+@pytest.mark.matrix("family")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_that_mixes_windows_answers_like_transformers(

@@ -62,6 +62,7 @@ def drafts_so_far(engine: Engine) -> int:
     return 0 if counts is None else counts.num_checks + counts.skipped[Skip.OUT_OF_MEMORY]
 
 
+@pytest.mark.matrix("mode")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sampling", ["greedy", "seeded, filtered and penalised"])
 @pytest.mark.parametrize("mode", MODES)

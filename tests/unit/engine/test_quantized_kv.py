@@ -146,6 +146,7 @@ def execution_for(model: str, execution: Execution | None) -> Execution | None:
     return execution
 
 
+@pytest.mark.matrix("model")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("model", MODELS)
@@ -165,6 +166,7 @@ def test_a_request_is_answered_as_if_it_were_alone(
     assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
+@pytest.mark.matrix("model")
 @pytest.mark.parametrize("way", ["together", "prefix hits", "small chunks beside answers", "preempted"])
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("model", MODELS)
@@ -195,6 +197,8 @@ def pair() -> Iterator[Leader]:
     leader.close()
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("model")
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("model", MODELS)
 def test_two_ranks_answer_as_one(
@@ -209,6 +213,7 @@ def test_two_ranks_answer_as_one(
     assert twice(engine) == alone(model, stored)
 
 
+@pytest.mark.matrix("model")
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_near_those_of_the_full_precision(
@@ -228,6 +233,7 @@ def test_logits_are_near_those_of_the_full_precision(
 SICK = "1"
 
 
+@pytest.mark.matrix("model")
 @pytest.mark.parametrize("is_scattered", [False, True], ids=["as they come", "scattered"])
 @pytest.mark.parametrize("mode", ["plain", "overlapped", "replayed and overlapped", "in small chunks"])
 @pytest.mark.parametrize("stored", QUANTIZED)

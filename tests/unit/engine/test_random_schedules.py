@@ -40,6 +40,7 @@ def schedules_of(model: str, count: int) -> list[Schedule]:
     return [next(wanted) for _ in range(count)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", MODELS)
 def test_every_request_is_answered_as_if_it_were_alone_and_nothing_is_left(model: str, worker: Worker) -> None:
     num_compared = 0
@@ -114,6 +115,7 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, set[Kind]]] 
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found(defect: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in, model, kinds = DEFECTS[defect]

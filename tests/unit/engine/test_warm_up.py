@@ -47,6 +47,7 @@ while engine.has_work():
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not two_layouts.can_pack(torch.float32, CPU), reason="torch without oneDNN")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_decodes_of_up_to_16_requests_wait_for_no_code_to_be_made(tmp_path: Path, threads: int) -> None:

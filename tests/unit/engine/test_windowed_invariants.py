@@ -118,6 +118,7 @@ def alone(folders: dict[str, Path]) -> Callable[[str, MakeEngine], dict[str, lis
     return answers
 
 
+@pytest.mark.matrix("model", "is_hybrid")
 @pytest.mark.parametrize("is_cached", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from millstream_runtime.server.engine.subprocess import exit_failure
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, wait_for
 
+pytestmark = pytest.mark.deep
+
 CHAT = "/v1/chat/completions"
 
 
@@ -172,6 +174,7 @@ def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "reason", "named"),
     [
@@ -189,6 +192,7 @@ def test_the_cause_of_an_exit_is_reported(code: int, out_of_memory: bool, reason
     assert named in death.message
 
 
+@pytest.mark.quick
 def test_kills_for_want_of_memory_are_read_from_either_cgroup_version(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 0
     (tmp_path / "memory").mkdir()

@@ -29,6 +29,8 @@ from tests.support.reserved_port import reserved_port
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 MANIFEST = """\
 apiVersion: millstream.dev/v1alpha1
 kind: LLMDeployment
@@ -129,6 +131,7 @@ def test_a_busy_port_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     assert json.loads(log.read_text())["reason"] == "PortInUse"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("damage", "named"),
     [("truncate", "model.safetensors"), ("no config", "config.json"), ("no weights", "safetensors")],
@@ -244,6 +247,7 @@ def test_a_manifest_is_served_as_a_pod_would_be_and_flags_win(
         }
 
 
+@pytest.mark.quick
 def test_a_folder_name_is_looked_up_below_the_model_root(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_MODELS_DIR", str(tiny_model.parent))
     config = config_from_command_line(["tiny"])
@@ -251,6 +255,7 @@ def test_a_folder_name_is_looked_up_below_the_model_root(tiny_model: Path, monke
     assert config_from_command_line([f"--model={tiny_model}"]).host == "0.0.0.0"  # noqa: S104
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -278,6 +283,7 @@ def test_a_wrong_manifest_is_one_sentence_for_serve_and_for_validate(
     assert millstream("validate", str(good)).returncode == 0
 
 
+@pytest.mark.quick
 def test_without_the_operator_package_a_manifest_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
+pytestmark = pytest.mark.deep
+
 CHAT = "/v1/chat/completions"
 NUM_CLIENTS = int(os.environ.get("MILLSTREAM_STORM_CLIENTS", "100"))
 MAX_NUM_SEQS = 8

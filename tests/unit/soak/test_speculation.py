@@ -24,7 +24,7 @@ from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import DAMAGED, MODELS
 from tests.soak.schedules.worker import Worker
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 FEW_RANKS = (2, 5)  # an EAGLE-3 head proposes no more than the tokens of its own vocabulary
 CHUNK, COUNT = SPECULATION.chunk, 100 * len(DraftKind)
 
@@ -40,6 +40,7 @@ def settings_of(count: int) -> list[Settings]:
     return [draw_speculating(1, number).settings for number in range(count)]
 
 
+@pytest.mark.quick
 def test_every_kind_meets_every_circumstance_it_can() -> None:
     drawn = settings_of(COUNT)
     assert all(one.max_draft_tokens for one in drawn)
@@ -56,12 +57,14 @@ def test_every_kind_meets_every_circumstance_it_can() -> None:
     assert draw_speculating(1, 7) == draw_speculating(1, 7)
 
 
+@pytest.mark.quick
 def test_the_goal_names_as_many_kinds_as_there_are() -> None:
     drawn = settings_of(2 * len(DraftKind))
     assert len({one.drafter_name for one in drawn}) == KINDS_OF_DRAFTS
     assert {one.drafts for one in drawn if one.draft_tree is not None} == MEDUSA_HEADS
 
 
+@pytest.mark.quick
 def test_trees_are_drawn_by_chance_of_their_own() -> None:
     drawn = settings_of(1500)
     trees = [DraftTree.parse(one.draft_tree) for one in drawn if one.draft_tree is not None]
@@ -82,6 +85,7 @@ def on_one_rank(kind: DraftKind, *, tree: bool = False) -> int:
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", DraftKind)
 def test_no_kind_changes_a_token(kind: DraftKind, worker: Worker) -> None:
     findings = worker.run(draw_speculating(1, on_one_rank(kind)))
@@ -99,6 +103,7 @@ def test_no_tree_changes_a_token(worker: Worker) -> None:
     assert moved > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", sorted(EAGLE_HEADS))
 def test_no_tree_of_an_eagle_head_changes_a_token(kind: DraftKind, worker: Worker) -> None:
     rng, checked = random.Random(kind), 0
@@ -165,6 +170,7 @@ def test_prompts_for_n_grams_repeat_themselves_so_that_drafts_are_checked(worker
     assert checked >= 5 * len(numbers)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [name for name, one in MODELS.items() if one.packed is None and not one.has_experts])
 def test_every_model_that_can_be_quantized_drafts_for_itself(name: str, worker: Worker) -> None:
     """Its drafts are checked, but where its context ends before the prompts do."""

@@ -41,6 +41,7 @@ def _no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_code, "load", lambda: (None, "the CPU lacks avx2"))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_no_code")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
@@ -66,6 +67,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("families"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", CASES)
 def test_every_family_has_the_same_tokens_by_either(
     family: str, models: Models, make_engine: MakeEngine, runs: list[int], monkeypatch: pytest.MonkeyPatch
@@ -98,6 +100,7 @@ def test_keys_in_8_bits_are_decoded_to_the_tokens_of_torch(
     assert not runs
 
 
+@pytest.mark.matrix("dtype")
 @pytest.mark.parametrize("family", ["llama", "deepseek-v3-half-split"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_16_bits_are_decoded_as_by_torch_but_for_roundings(

@@ -51,6 +51,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_prompts, "unsupported", lambda dtype: "it is off")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("stored", [KVCacheDType.AUTO, KVCacheDType.INT8])
 def test_the_demo_model_answers_with_the_same_tokens(
     stored: KVCacheDType, calls: list[int], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -66,6 +67,7 @@ def test_the_demo_model_answers_with_the_same_tokens(
     assert len(calls) == num_calls, "none by torch"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ATTENTIONS)
 def test_families_answer_with_the_same_tokens(
     family: str, calls: list[int], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

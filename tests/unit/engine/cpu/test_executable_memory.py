@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "models" / "demo-chat"
 
 CHILD = """

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 # Blocks of 48 MiB, as the activations of a long prompt are; it takes some steps until all have their place. malloc's
 # settings stay with a process, so each way has its own.
 SCRIPT = """

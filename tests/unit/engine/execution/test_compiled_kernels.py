@@ -35,6 +35,8 @@ from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.engines import WriteModel
 from tests.support.fake_cuda import FakeCuda, fake_device
 
+pytestmark = pytest.mark.deep
+
 KERNELS = {variant.kernel_name: variant.kernel for variant in VARIANTS}
 CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 1088, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 64, "num_hidden_layers": 1}

@@ -20,7 +20,7 @@ from tests.support.kernel_launches import Launch, recording_launches
 from tests.support.tiny_families import prompts_of, write_family
 from tests.support.triton_interpreter import interpreting
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 TRITON = Execution(backend=Backend.TRITON)
 DENSE = TritonLayers(norms=False, activations=False, linears=False, rotates=False, experts=False, dense_linears=True)
 # Products of a step. With rows of 60 numbers only those that go back from the 40 of the MLP are the kernel's.

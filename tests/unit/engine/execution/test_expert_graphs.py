@@ -21,7 +21,7 @@ from tests.support.kernel_tape import KernelTapeRecorder
 from tests.support.tiny_families import prompts_of, write_family
 from tests.support.triton_interpreter import interpreting
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 EXPERTS = TritonLayers(norms=False, activations=False, linears=False, rotates=False, experts=True)
 ONE_LAYER = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 FEW = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9)))]

@@ -38,7 +38,7 @@ from tests.support.tiny_families import prompts_of, with_fields, write_family
 from tests.support.triton_interpreter import interpreting
 from tests.unit.quantization.test_cpu_products import grouped
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 NEW_TOKENS = 6
 CPU = torch.device("cpu")
 
@@ -287,6 +287,7 @@ def windowed(folder: Path, copy: Path) -> Path:
     )
 
 
+@pytest.mark.quick
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
     choices = make_engine(folder).kernels
     compiled, others = choices[:5], choices[5:]
@@ -311,6 +312,7 @@ def test_attention_that_the_kernels_do_not_take_is_torchs(
     assert generate(engine, requests(GREEDY)) == generate(make_engine(write_model()), requests(GREEDY))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -336,6 +338,7 @@ def test_a_reason_names_what_is_not_supported(change: dict[str, Any], reason: st
     assert of_others == {Backend.TRITON if "block_size_tokens" in change else Backend.TORCH}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("capability", "reason"),
     [((7, 5), "the GPU is sm_75; kernels need sm_80"), ((9, 0), "no kernel was measured on sm_90 yet")],
@@ -349,6 +352,7 @@ def test_a_gpu_has_a_reason_too(
     assert {choice.reason for choice in choices} == {reason}
 
 
+@pytest.mark.quick
 def test_a_tuning_table_that_cannot_be_used_leaves_all_to_torch(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -359,6 +363,7 @@ def test_a_tuning_table_that_cannot_be_used_leaves_all_to_torch(
     assert {(one.backend, one.reason) for one in choices} == {(Backend.TORCH, "tuning table sm_80.json: is no JSON")}
 
 
+@pytest.mark.quick
 def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernel_choice, "MEASURED_CAPABILITIES", frozenset({90}))
@@ -369,6 +374,7 @@ def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: p
     assert reason == "float32 has no matrix instruction on a GPU"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("capability", "dtype", "backend", "reason"),
     [
@@ -398,6 +404,7 @@ def test_products_by_quantized_weights_need_no_measurement(
     assert {one.reason for one in asked} == {"it was asked for"}
 
 
+@pytest.mark.quick
 def test_what_a_weight_showed_is_told() -> None:
     """As `/ready` shows it."""
     norm = KernelChoice("norm", Backend.TORCH, "no kernel was measured on sm_90 yet")

@@ -106,6 +106,7 @@ def pair() -> Iterator[Leader]:
     leader.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", CASES)
 def test_tokens_and_logprobs_of_every_family_are_those_of_all_rows(
     family: str, models: Models, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +123,8 @@ def test_tokens_and_logprobs_of_every_family_are_those_of_all_rows(
     assert max(counted.rows) == 20
 
 
+@pytest.mark.deep
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "deepseek-v3"])
 def test_two_ranks_leave_out_the_same_rows(
     family: str, models: Models, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, pair: Leader

@@ -20,7 +20,7 @@ from tests.support.kernel_launches import recording_launches
 from tests.support.tiny_families import write_family
 from tests.support.triton_interpreter import interpreting
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 TORCH, TRITON = Backend.TORCH, Backend.TRITON
 
 
@@ -30,6 +30,7 @@ def choices(**triton: str) -> tuple[KernelChoice, ...]:
     return tuple(KernelChoice(part, TRITON if part in triton else TORCH, triton.get(part, "")) for part in parts)
 
 
+@pytest.mark.quick
 def test_what_another_rank_cannot_start_is_torchs_with_its_reason() -> None:
     wanted = choices(attention="taken", norm="taken")
     refusing = (KernelChoice("norm", TORCH, "out of shared memory"), *wanted[:2])

@@ -26,7 +26,7 @@ from tests.support.ways import (
     preempts,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 OVERLAPPED = Execution(overlapped=True)
 RECORDED_BY_RANK_1 = 12
 TWO_RANKS = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 20}

@@ -119,6 +119,7 @@ class LeastRecentlyUsed:
             del self.hashes[block_hash]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(20))
 def test_eviction_is_least_recently_used_and_never_early(seed: int) -> None:
     rng = random.Random(seed)

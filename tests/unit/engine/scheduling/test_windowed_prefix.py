@@ -200,6 +200,7 @@ def test_it_holds_one_request_whatever_the_steps_leave_of_a_block(window: int) -
                 assert scheduler.num_preemptions_total == 0
 
 
+@pytest.mark.matrix("windows")
 @pytest.mark.parametrize("windows", [WINDOWED, MIXED, (6, WINDOW, WINDOW, None), (WINDOW, 30)])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_turns_lose_and_miscount_no_block(seed: int, windows: Windows) -> None:

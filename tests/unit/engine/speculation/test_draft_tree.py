@@ -161,6 +161,7 @@ def test_keys_of_branches_that_stood_are_those_of_a_prompt(
             assert (branch == prompt).double().mean() > 0.98
 
 
+@pytest.mark.matrix("caching")
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("family", CASES)
 def test_every_family_answers_as_without(

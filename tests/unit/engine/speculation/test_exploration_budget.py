@@ -26,7 +26,7 @@ from millstream_runtime.engine.speculation.governor import Governor
 from tests.support.drafting_engines import counts
 from tests.support.engines import EvenClock, MakeEngine, WriteModel, generate, greedy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 MOST_SHARE = 0.01
 VOCABULARY, NEW_TOKENS = 199, 60
 STEP_LOOKS = 2  # at the clock in a step and its drafting: milliseconds
@@ -108,6 +108,8 @@ def test_a_drafter_that_takes_five_steps_to_read_a_prompt(write_model: WriteMode
     assert 2 <= drafter.num_read <= 10, "the first requests, and trials"
 
 
+@pytest.mark.matrix
+@pytest.mark.quick
 @pytest.mark.parametrize("reading_seconds", [0.02, 0.3, 2.0])
 @pytest.mark.parametrize("recorded", [one for one in read() if not one.is_free], ids=lambda one: one.name)
 def test_recorded_steps(recorded: RecordedSteps, reading_seconds: float) -> None:

@@ -24,6 +24,8 @@ from benchmarks.recorded_steps import RecordedSteps, read
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import Governor
 
+pytestmark = pytest.mark.deep
+
 MOST_LONG = 8
 MOST_REGRET, LEAST_OVER_OFF, LEAST_OF_ONE_RUN = 0.03, 0.97, 0.95
 NAMES = [
@@ -38,6 +40,7 @@ SCENARIOS = scenarios()
 SAVED = {(one["setting"], one["scenario"]): one for one in json.loads(RESULT.read_text(encoding="utf-8"))["results"]}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("costs", "compares_unchecked"),
@@ -52,6 +55,7 @@ def test_no_fixed_length_is_much_better(name: str, costs: Costs, compares_unchec
     assert governor.stats().exploration_seconds <= 0.01 * run.seconds
 
 
+@pytest.mark.matrix("setting")
 @pytest.mark.parametrize(("setting", "name"), [(setting, name) for setting in SETTINGS for name in SCENARIOS])
 def test_behind_the_warm_up_no_fixed_length_is_much_better(setting: str, name: str) -> None:
     """All scenarios of the saved results, which have the fixed lengths: those are the same on any machine."""

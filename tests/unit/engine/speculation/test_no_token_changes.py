@@ -35,6 +35,7 @@ from tests.support.ways import (
 pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
 
 
+@pytest.mark.matrix("way")
 @pytest.mark.parametrize("execution", SPECULATING)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
@@ -55,6 +56,7 @@ def test_drafts_change_no_token(
         assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
 
 
+@pytest.mark.matrix("draft")
 @pytest.mark.parametrize("draft", ["its own", "its own, the governor flips", "its own, replayed", "another"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_draft_model_changes_no_token(
@@ -88,6 +90,7 @@ def eagle_reference(write_model: WriteModel, write_head: WriteHead) -> EagleRefe
     return EagleReference(write_model(), write_head(write_model()))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("way", WAYS)
 def test_an_eagle_head_changes_no_token(
     way: str,
@@ -110,6 +113,8 @@ def test_an_eagle_head_changes_no_token(
     assert found.num_draft_tokens > 100
 
 
+@pytest.mark.deep
+@pytest.mark.matrix("way")
 @pytest.mark.parametrize(
     "execution", ["speculating", "speculating, in small chunks", "speculating, the governor flips"]
 )

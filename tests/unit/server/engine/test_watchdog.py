@@ -101,6 +101,7 @@ def is_unresponsive(server: ServerThread) -> bool:
     return bool(server.get("/ready").json()["phase"] == "Unresponsive")
 
 
+@pytest.mark.deep
 def test_a_frozen_engine_is_not_ready_until_it_continues(tiny_model: Path) -> None:
     with serving_from_a_process(tiny_model, no_progress_seconds=1.0) as (server, engines):
         server.wait_ready()
@@ -121,6 +122,7 @@ def test_a_frozen_engine_is_not_ready_until_it_continues(tiny_model: Path) -> No
         assert server.post(TEXT, SHORT).status_code == 200
 
 
+@pytest.mark.deep
 def test_an_engine_that_stays_frozen_is_killed_and_the_next_one_serves(tiny_model: Path) -> None:
     settings = {"no_progress_seconds": 0.5, "stuck_seconds": 2.0, "restart_delays_seconds": (0.0,)}
     with serving_from_a_process(tiny_model, **settings) as (server, engines):
@@ -135,6 +137,7 @@ def test_an_engine_that_stays_frozen_is_killed_and_the_next_one_serves(tiny_mode
         assert server.post(TEXT, SHORT).status_code == 200
 
 
+@pytest.mark.deep
 def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tiny_model: Path) -> None:
     settings = {"no_progress_seconds": 0.5, "stuck_seconds": 1.0, "heartbeat_interval_seconds": 1}
     with serving_from_a_process(tiny_model, **settings) as (server, engines):

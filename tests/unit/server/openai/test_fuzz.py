@@ -19,6 +19,8 @@ from schemathesis.core.result import Ok
 
 from tests.support.server_thread import ServerThread, serving, wait_for
 
+pytestmark = pytest.mark.deep
+
 EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "12"))
 GENERATIONS = {"/v1/chat/completions", "/v1/completions"}
 FUZZ = settings(

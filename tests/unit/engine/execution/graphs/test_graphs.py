@@ -106,6 +106,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("graphs"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "family", ["llama-biases", "mistral", "gemma2", "gemma3", "phi4-longrope", "mixtral", "deepseek-v3"]
 )

@@ -105,6 +105,7 @@ def loaded(models: Models, family: str) -> Decoder:
     return load_model(load_model_config(folder), folder, torch.float64, torch.device("cpu"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", CASES)
 @torch.inference_mode()
 def test_every_family_computes_the_same_as_the_eager_pass(family: str, models: Models) -> None:
