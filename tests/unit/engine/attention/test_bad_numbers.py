@@ -40,6 +40,7 @@ def poisoned(cache: KVCache, kept_slots: list[int], value: float) -> KVCache:
     return cache
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("latent_dim", [None, 10])
 @pytest.mark.parametrize("spec_name", SPECS)
@@ -58,6 +59,7 @@ def test_in_every_plan(
     torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("name", [name for name, chunks in CASES.items() if len(chunks) > 1])
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_in_the_context_of_another_request_of_the_step(
@@ -76,6 +78,7 @@ def test_in_the_context_of_another_request_of_the_step(
     assert attended[sick].isnan().all(), "what went wrong is seen by its own request"
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("latent_dim", [None, 10])

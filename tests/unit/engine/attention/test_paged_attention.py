@@ -134,6 +134,7 @@ def slots_of(chunks: list[AttentionChunk]) -> list[int]:
     ]
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 80), (5, 1, 8)])
 def test_every_plan_equals_the_reference(
@@ -172,6 +173,7 @@ def naive(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: A
     return torch.stack(rows)
 
 
+@pytest.mark.matrix("name", "spec_name")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("latent_dim", [None, 10])
 @pytest.mark.parametrize("spec_name", SPECS)
@@ -218,6 +220,7 @@ def seen_in(one: AttentionChunk, spec: AttentionSpec) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.matrix("name", "spec_name")
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("latent_dim", [None, 10])
 @pytest.mark.parametrize("spec_name", SPECS)
