@@ -188,11 +188,11 @@ SERVER = [
         "tokenizing/test_detokenizer.py::test_byte_fallback_of_sentencepiece_models_survives_too",
     ),
     Mutation.of(
-        "a message between ranks may be as long as its sender says",
-        f"{RUNTIME}/distributed/channel.py",
-        "        if length > MAX_MESSAGE_BYTES:\n",
-        "        if length < 0:\n",
-        "distributed/test_channel.py::test_what_is_no_command_is_refused",
+        "NVLink joins all GPUs where each has it to the next",
+        f"{RUNTIME}/distributed/nvlink.py",
+        "for other in devices[index + 1 :]:",
+        "for other in devices[index + 1 : index + 2]:",
+        "distributed/test_topology.py::test_nvlink_must_join_every_pair",
     ),
     Mutation.of(
         "a path that climbs out and comes back is within its folder",
