@@ -90,7 +90,7 @@ class Cluster:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
 
-    def wait_condition(self, kind: str, name: str, condition: str, *query: str, timeout_seconds: float = 60.0) -> None:
+    def wait_condition(self, kind: str, name: str, condition: str, *query: str, timeout_seconds: float = 180.0) -> None:
         """Wait until the object has the condition with status True.
 
         Not `kubectl wait`: it fails at once on an object that is not there yet, or whose conditions are null as those

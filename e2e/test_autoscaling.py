@@ -35,7 +35,7 @@ def said(cluster: Cluster, namespace: str, name: str, kind: str) -> tuple[str, s
 
 
 def wait_said(
-    cluster: Cluster, namespace: str, name: str, kind: str, wanted: tuple[str, str], timeout_seconds: float = 60.0
+    cluster: Cluster, namespace: str, name: str, kind: str, wanted: tuple[str, str], timeout_seconds: float = 180.0
 ) -> None:
     eventually(
         lambda: said(cluster, namespace, name, kind),

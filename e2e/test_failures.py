@@ -21,7 +21,7 @@ def test_a_bad_model_path_is_one_clear_reason(
             lambda: read(cluster, namespace, "lost"),
             lambda now: condition(now, "Stalled").get("status") == "True",
             what="Stalled",
-            timeout_seconds=60,
+            timeout_seconds=180,
         )
     ready = condition(seen, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "CheckpointInvalid")
@@ -53,7 +53,7 @@ def test_a_pod_that_dies_makes_it_unready_until_another_answers(
             lambda: condition(read(cluster, namespace, "mortal"), "Ready"),
             lambda ready: ready.get("status") == "False",
             what="Ready=False",
-            timeout_seconds=60,
+            timeout_seconds=180,
         )
         wait_ready(cluster, namespace, "mortal")
     (successor,) = pods(cluster, namespace, "mortal")

@@ -61,7 +61,7 @@ def plan_of(deployment: Object) -> Object:
     return found
 
 
-def planned(cluster: Cluster, namespace: str, name: str, summary: str, timeout_seconds: float = 60.0) -> Object:
+def planned(cluster: Cluster, namespace: str, name: str, summary: str, timeout_seconds: float = 180.0) -> Object:
     return eventually(
         lambda: read(cluster, namespace, name),
         lambda found: plan_of(found).get("summary") == summary,

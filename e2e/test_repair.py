@@ -45,7 +45,7 @@ def test_an_edited_child_is_put_right(cluster: Cluster, served: Served, duration
             lambda: field(cluster, served.namespace, resource, served.name, path),
             lambda now: now == before,
             what=f"{path} of the {kind} back to {before}",
-            timeout_seconds=60,
+            timeout_seconds=180,
         )
     wait_ready(cluster, served.namespace, served.name)
 
@@ -64,7 +64,7 @@ def test_a_deleted_child_comes_back(cluster: Cluster, served: Served, durations:
             names,
             lambda now: now.keys() == before.keys() and not set(now.values()) & set(before.values()),
             what=f"{resource} made again",
-            timeout_seconds=60,
+            timeout_seconds=180,
         )
     wait_ready(cluster, served.namespace, served.name)
 

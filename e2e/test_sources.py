@@ -49,7 +49,7 @@ def wait_for_reason(cluster: Cluster, namespace: str, name: str, reason: str) ->
         lambda: condition(read(cluster, namespace, name), "Planned"),
         lambda planned: planned.get("reason") == reason,
         what=reason,
-        timeout_seconds=60,
+        timeout_seconds=180,
     )
 
 

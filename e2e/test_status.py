@@ -24,7 +24,7 @@ def with_resources(name: str, resources: Object) -> Object:
     return llmd(name, podTemplate={"spec": {"containers": [{"name": "runtime", "resources": resources}]}})
 
 
-def wait_reason(cluster: Cluster, namespace: str, name: str, reason: str, timeout_seconds: float = 60.0) -> Object:
+def wait_reason(cluster: Cluster, namespace: str, name: str, reason: str, timeout_seconds: float = 180.0) -> Object:
     """Wait until Ready has that reason."""
     return eventually(
         lambda: read(cluster, namespace, name),
@@ -227,7 +227,7 @@ def test_another_managers_hold_on_a_child_is_taken_back(cluster: Cluster, releas
         lambda: cluster.get("service", "contested", "-n", namespace)["spec"]["selector"],
         lambda now: "app" not in now,
         what="our selector",
-        timeout_seconds=60,
+        timeout_seconds=180,
     )
 
 
