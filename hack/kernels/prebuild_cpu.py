@@ -2,7 +2,6 @@
 
     numba       Python to LLVM's language, optimized for the kind of CPU
     llvmlite    what is left of numba's own functions removed, entries added, an object file made
-    cache       the user's, shared by all clones: the same sources and compiler are compiled once per machine
 
 The kind of CPU is x86-64-v3, not this machine's, and the same sources and versions give the same bytes. Elsewhere than
 on x86-64 the folder is empty, and the runtime computes with torch.
@@ -19,14 +18,10 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hack.cluster.content import address_of
-from hack.kernels.cache import cache_folder
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeError, Index
 from millstream_kernels.cpu.task import KERNELS, alone, in_team
@@ -87,31 +82,13 @@ def prebuild(out: Path) -> None:
     """
     code = _compile()
     index = Index(FORMAT, CPU, compiler(), code_folder.sources_sha256(), hashlib.sha256(code).hexdigest())
-    with _written_anew(out) as fresh:
-        (fresh / OBJECT).write_bytes(code)
-        (fresh / INDEX).write_bytes(index.to_bytes())
-
-
-def _copy(kept: Path, out: Path) -> None:
-    with _written_anew(out) as fresh:
-        for name in (OBJECT, INDEX):
-            shutil.copyfile(kept / name, fresh / name)
-
-
-@contextmanager
-def _written_anew(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` when the block ends well."""
     fresh = out.with_name(f"{out.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    yield fresh
+    (fresh / OBJECT).write_bytes(code)
+    (fresh / INDEX).write_bytes(index.to_bytes())
     shutil.rmtree(out, ignore_errors=True)
-    try:
-        fresh.rename(out)
-    except OSError:  # another clone's `make venv` put its own there since: of the same name, so of the same content
-        shutil.rmtree(fresh)
-        if not out.is_dir():
-            raise
+    fresh.rename(out)
 
 
 def _compile() -> bytes:
@@ -170,13 +147,9 @@ def main() -> int:
     if is_fresh(options.out):
         return 0
     began = time.monotonic()
-    kept = cache_folder("cpu-kernels") / address_of({"compiler": compiler(), "sources": code_folder.sources_sha256()})
-    how = "taken from the cache" if is_fresh(kept) else "compiled"
-    if how == "compiled":
-        prebuild(kept)
-    _copy(kept, options.out)
+    prebuild(options.out)
     size = (options.out / OBJECT).stat().st_size
-    print(f"kernels for a CPU: {size / 1e3:.0f} kB for {CPU}, {how} in {time.monotonic() - began:.1f} s")
+    print(f"kernels for a CPU: {size / 1e3:.0f} kB for {CPU}, compiled in {time.monotonic() - began:.1f} s")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from hack.cluster import paths
-from hack.kernels import cache, prebuild_cpu
+from hack.kernels import cache
 from hack.kernels.store import compile_all
-from millstream_kernels.cpu.code_folder import INDEX, OBJECT
 from millstream_kernels.variants import VARIANTS
 
 Usage = namedtuple("Usage", "total used free")
@@ -69,20 +67,3 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path, damage: str) -> None:
     assert compile_all(wanted)[1] == 0
     first.cubin.with_suffix(f".{damage}").write_bytes(b"damaged")
     assert compile_all(wanted) == ([first], 1)
-
-
-def test_a_second_clone_compiles_no_kernel_for_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(prebuild_cpu, "_compile", lambda: b"machine code")
-    for clone, how in (("first", "compiled"), ("second", "taken from the cache")):
-        monkeypatch.setattr(sys, "argv", ["prebuild_cpu", "--out", str(tmp_path / clone / "compiled")])
-        assert prebuild_cpu.main() == 0
-        assert how in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "second" / "compiled").iterdir()} == {OBJECT, INDEX}
-    (kept,) = (tmp_path / "cache" / "millstream" / "cpu-kernels").iterdir()
-    (kept / OBJECT).write_bytes(b"damaged")
-    monkeypatch.setattr(sys, "argv", ["prebuild_cpu", "--out", str(tmp_path / "third" / "compiled")])
-    assert prebuild_cpu.main() == 0
-    assert "compiled in" in capsys.readouterr().out
-    assert (tmp_path / "third" / "compiled" / OBJECT).read_bytes() == b"machine code"
