@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = ("xdist", "pytest_rerunfailures", "pytest_timeout", "no:cacheprovider")
 TOOL = """#!/bin/sh

@@ -19,6 +19,8 @@ from e2e.run_lock import AnotherRunError, hold, lock_file
 from e2e.scheduling import SERVED_FILES, group_of
 from e2e.shared_things import SharedThing
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 # Each line of $0.calls is a call. `get crd` shows a CRD that lost its rules to an interrupted test.
 KUBECTL = """#!/bin/sh

@@ -31,7 +31,7 @@ from tests.support.ways import (
     one_after_another,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 
 
 @pytest.mark.matrix("way")

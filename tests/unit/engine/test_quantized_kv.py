@@ -34,7 +34,7 @@ from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import write_family
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 QUANTIZED = (KVCacheDType.INT8, KVCacheDType.FP8)
 WINDOW_TOKENS, NEW_TOKENS, VOCABULARY = 24, 20, 90
 GROUPED = "windowed and full"

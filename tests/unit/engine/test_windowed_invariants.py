@@ -27,7 +27,7 @@ from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 from tests.support.ways import speculates
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 WINDOW_TOKENS, NEW_TOKENS, VOCABULARY = 24, 20, 96
 MIXED = ["sliding_attention", "full_attention"]
 MODELS: dict[str, dict[str, Any]] = {

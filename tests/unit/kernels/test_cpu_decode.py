@@ -103,6 +103,7 @@ LATENTS = {"of two parts": (1, 16, 40, 16, 32), "the whole key": (1, 5, 7, 4, 7)
 HALVES = (torch.bfloat16, torch.float16)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -118,6 +119,7 @@ def test_rows_are_as_in_float64_wherever_their_blocks_lie(
         assert (attended - expected).abs().max() < 2e-6
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("dtype", HALVES)
@@ -190,6 +192,7 @@ def test_scores_of_any_size_give_weights_that_sum_to_one() -> None:
     assert torch.allclose(attended, torch.ones_like(attended), atol=1e-6)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("scaled", [True, False])
@@ -314,6 +317,7 @@ def test_no_memory_outside_the_pool_is_read() -> None:
         assert raised.value.argument == argument
 
 
+@pytest.mark.deep
 def test_the_code_is_that_of_these_sources_byte_by_byte(tmp_path: Path) -> None:
     """Compiled again, in a process of its own: numba reads the kind of CPU when it is imported."""
     command = [sys.executable, "-m", "hack.kernels.prebuild_cpu", "--out", str(tmp_path / "code")]
@@ -324,6 +328,7 @@ def test_the_code_is_that_of_these_sources_byte_by_byte(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "", "it was fresh"
 
 
+@pytest.mark.deep
 def test_another_compiler_compiles_again(tmp_path: Path) -> None:
     folder = tmp_path / "compiled"
     shutil.copytree(code_folder.FOLDER, folder)

@@ -32,7 +32,7 @@ from tests.support.ways import (
     speculates,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 
 
 @pytest.mark.matrix("way")
