@@ -5,12 +5,12 @@
 
     complete already? ── yes ──▶ kept: no network, no lock, no write
          │ no
-    lock ▶ resolve ▶ configuration and layers ▶ choose weights ▶ space? ▶ weights (in parallel) ▶ check ▶ publish
+    lock ▶ resolve ▶ support files, layers ▶ check ▶ choose weights ▶ space? ▶ weights (in parallel) ▶ check ▶ publish
 
 Killed at any point, the next run continues: partials and unpacked layers are in `.millstream-partial`, named by digest.
 
-`fetch` runs in an init container. It needs only the standard library, and no torch: `urllib` has proxies, TLS and
-timeouts; resuming by Range, digests, and credentials that stay with their origin are implemented here.
+`fetch` runs in an init container. It needs msgspec and the standard library, and no torch: `urllib` has proxies, TLS
+and timeouts; resuming by Range, digests, and credentials that stay with their origin are implemented here.
 `huggingface_hub` is not used for bytes because it compares sizes, not digests, and obeys `HF_HUB_OFFLINE`, which our
 image sets for the server.
 """
@@ -40,6 +40,7 @@ from millstream_runtime.sources.selection import (
     weights_files,
 )
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
+from millstream_runtime.sources.support_files import check_support_file
 from millstream_runtime.sources.transfer import LocalFile, RemoteFile, Transfer, disk_failure
 
 DEFAULT_PARALLEL = 4
@@ -168,6 +169,8 @@ class _FetchRun:
         support = support_files(names, str(source))
         self._require_small(resolved, support)
         self._download(resolved.files[name] for name in support if name in resolved.files)
+        for name in support:
+            self._check_support_file(name)
         weights = weights_files(names | resolved.others, self._index(), str(source))
         chosen = {*support, *weights}
         folder.require_no_others(chosen)
@@ -190,6 +193,15 @@ class _FetchRun:
         for name in support:
             if name in resolved.files and resolved.files[name].size_bytes > SUPPORT_LIMIT_BYTES:
                 raise invalid(f"{self._source}: {name} is larger than the {SUPPORT_LIMIT_BYTES} bytes allowed.")
+
+    def _check_support_file(self, name: str) -> None:
+        """Raises RuntimeFailure: CheckpointInvalid. What is wrong is deleted: it must not lie in a volume either."""
+        path = self._files[name].path
+        try:
+            check_support_file(path, name, str(self._source))
+        except RuntimeFailure:
+            self._folder.discard(path)
+            raise
 
     def _download(self, files: Iterable[RemoteFile]) -> None:
         """Download the missing files, several at a time; the first failure stops the rest."""

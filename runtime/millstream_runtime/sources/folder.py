@@ -153,6 +153,12 @@ class ModelFolder:
             return None
         return verified(path, file)
 
+    def discard(self, path: Path) -> None:
+        """Delete a file that is wrong, and what else was unpacked from its layer, so that this is unpacked again."""
+        path.unlink(missing_ok=True)
+        if self.partial in path.parents and path.parent != self.partial:
+            shutil.rmtree(self.partial / path.relative_to(self.partial).parts[0], ignore_errors=True)
+
     def publish(self, files: Mapping[str, LocalFile], marker: Marker) -> None:
         """Rename every file to its place, then write the marker. Raises RuntimeFailure: the disk."""
         try:
