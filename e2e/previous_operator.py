@@ -24,7 +24,11 @@ from hack.images.registry import Registry
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = CHECKOUT / "e2e" / "fixtures" / "operator-0.1.0.tar.gz"
-TAKEN_FROM_THIS_CHECKOUT = ("hack/images/operator/Dockerfile", "requirements/operator.txt")
+TAKEN_FROM_THIS_CHECKOUT = (
+    "hack/images/operator/Dockerfile",
+    "hack/images/interpreter/millstream.pth",
+    "requirements/operator.txt",
+)
 
 
 def build_previous_operator(present: str, *, say: Say) -> str:

@@ -120,8 +120,9 @@ def _stage(image: str, directory: Path) -> None:
         raise ImageError(f"{directory} exists: name a folder that does not, so that nothing of yours is mixed in.")
     dockerfile = read_dockerfile(image, CHECKOUT, base="scratch")
     scratch = directory.with_name(f"{directory.name}.work")
-    for copy in dockerfile.copies:
-        tree = context_of(image, dockerfile, CHECKOUT)[copy.source]
+    context = context_of(image, dockerfile, CHECKOUT)
+    for copy in {copy.source: copy for copy in dockerfile.copies}.values():  # a folder may be copied to two places
+        tree = context[copy.source]
         copy_entries(tree.stage(scratch / copy.source, copy.target), directory / copy.source)
     subprocess.run(["rm", "-rf", str(scratch)], check=True)
     print(f"images: {directory} is the context of hack/images/{image}/Dockerfile")

@@ -3,6 +3,7 @@
     dependencies/<group>   third-party packages     see hack.images.dependencies
     models                 the demo models          runtime only
     kernels                compiled Triton kernels  runtime only; see hack.images.kernels
+    interpreter            millstream.pth           where an isolated Python finds our packages
     app                    our own packages         last: it changes with every edit
 
 The hash of a tree is cheap and needs none of its files; they are created only when the registry lacks the layer.
@@ -75,6 +76,7 @@ def trees(image: str, stage: Stage) -> dict[str, Tree]:
         f"dependencies/{name}": _dependencies(pins, stage)
         for name, pins in dependencies.group(lock.read_text()).items()
     }
+    found["interpreter"] = _as_it_is(entries_below(stage.checkout / "hack" / "images" / "interpreter"))
     found["app"] = _app(_sources(image, stage.checkout), stage)
     if image == "runtime":
         found["models"] = _models(stage.checkout / "models")
@@ -132,8 +134,10 @@ def _models(folder: Path) -> Tree:
         raise ImageError(
             f"{folder} holds no model folder with a config.json: the demo models are part of the checkout."
         )
-    entries = entries_below(folder)
+    return _as_it_is(entries_below(folder))
 
+
+def _as_it_is(entries: list[Entry]) -> Tree:
     def make(_folder: Path, _target: str) -> list[Entry]:
         return entries
 

@@ -75,7 +75,7 @@ def _apply(dockerfile: Dockerfile, instruction: str, rest: str, given: Mapping[s
                 raise ValueError("a second FROM: an image here has one stage")
             dockerfile.base = _expand(rest, dockerfile.arguments)
         case "COPY":
-            dockerfile.copies.append(_copy(rest))
+            dockerfile.copies.append(_copy(_expand(rest, dockerfile.arguments)))
         case "ENV" | "LABEL":
             pairs = dockerfile.env if instruction == "ENV" else dockerfile.labels
             pairs.update((key, _expand(value, dockerfile.arguments)) for key, value in _pairs(rest))

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -43,6 +42,7 @@ from millstream_runtime.distributed.probe import choose_small_sums, find_topolog
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.exit_signal import killed_by
+from millstream_runtime.interpreter import module_command
 
 FOLLOWER_MODULE = "millstream_runtime.distributed.follower"
 EXCHANGE_TIMEOUT_SECONDS = 120.0
@@ -247,7 +247,7 @@ class _Rank:
         mine, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline)],
+                module_command(module, str(theirs.fileno()), str(lifeline)),
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
             )

@@ -55,6 +55,7 @@ def test_the_tag_is_the_same_for_the_same_inputs(checkout: Path) -> None:
         ("models/demo-chat/config.json", {"runtime"}),
         ("kernels/millstream_kernels/attention/decode.py", {"runtime"}),
         ("hack/kernels/prebuild.py", {"runtime"}),
+        ("hack/images/interpreter/millstream.pth", {"operator", "runtime"}),
     ],
 )
 def test_an_edit_moves_the_tags_of_the_images_it_is_in(checkout: Path, path: str, moves: set[str]) -> None:

@@ -146,18 +146,21 @@ def push_base(registry: Registry) -> str:
 
 
 def small_checkout(folder: Path) -> Path:
-    """A checkout whose operator image has one layer, our own code: no package to install."""
+    """A checkout whose operator image has our own code and the file by which Python finds it: nothing to install."""
     (folder / "hack" / "images" / "operator").mkdir(parents=True)
     lines = [
         "ARG BASE",
         f"ARG PYTHON_VERSION={sys.version_info.major}.{sys.version_info.minor}",
         "FROM ${BASE}",
+        "COPY interpreter/ /lib/python${PYTHON_VERSION}/site-packages/",
         "COPY app/ /app/",
         "ENV PATH=/new",
         "USER 65532:65532",
         'ENTRYPOINT ["python3", "-m", "millstream_operator"]',
     ]
     (folder / "hack" / "images" / "operator" / "Dockerfile").write_text("\n".join(lines))
+    (folder / "hack" / "images" / "interpreter").mkdir()
+    (folder / "hack" / "images" / "interpreter" / "millstream.pth").write_text("import sys\n")
     (folder / "requirements").mkdir()
     (folder / "requirements" / "operator.txt").write_text("# nothing\n")
     for name in (
@@ -175,21 +178,21 @@ def test_an_image_is_pushed_once_and_an_edit_pushes_one_layer(
     checkout, base, said = small_checkout(tmp_path), push_base(registry), list[str]()
     first = build("operator", checkout=checkout, registry=registry, base=base, say=said.append)
     assert first.fresh
-    assert len(said) == 1
+    assert len(said) == 2
     repeated = build("operator", checkout=checkout, registry=registry, base=base, say=said.append)
     assert (repeated.fresh, repeated.reference) == (False, first.reference)
-    assert len(said) == 1
+    assert len(said) == 2
     (checkout / "operator" / "millstream_operator" / "__init__.py").write_text("VALUE = 2\n")
     edited = build("operator", checkout=checkout, registry=registry, base=base, say=said.append)
     assert edited.fresh
     assert edited.reference != first.reference
-    assert len(said) == 2
+    assert len(said) == 3
 
     name, _, tag = edited.reference.partition("/")[2].partition(":")
     _, content = server.manifests[name, tag]
     manifest = json.loads(content)
     config = json.loads(server.blobs[name, manifest["config"]["digest"]])
-    assert config["rootfs"]["diff_ids"] == ["sha256:unpacked", manifest["layers"][1]["digest"]]
+    assert config["rootfs"]["diff_ids"] == ["sha256:unpacked", *(layer["digest"] for layer in manifest["layers"][1:])]
     assert config["config"]["Env"] == ["PATH=/new", "LANG=C.UTF-8"]
     assert "Cmd" not in config["config"], "the base's command must not become our entry point's argument"
     assert config["config"]["User"] == "65532:65532"

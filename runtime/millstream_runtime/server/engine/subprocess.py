@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 
@@ -36,6 +35,7 @@ from millstream_runtime.engine_process.messages import (
 from millstream_runtime.engine_process.prompt_parts import PromptParts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.exit_signal import killed_by
+from millstream_runtime.interpreter import module_command
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 from millstream_runtime.server.engine.huge_pages import engine_environment
@@ -85,7 +85,7 @@ class _Spawned:
             for end in (self.link, child_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(child_end.fileno())],
+                module_command(module, str(child_end.fileno())),
                 env=engine_environment(os.environ, config.device),  # the other ranks inherit it
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
