@@ -9,7 +9,7 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 
 # The files with tests of the fixture `served`: one process makes the model, and runs all of them.
-SERVED_FILES = frozenset({"test_api.py", "test_chat.py", "test_repair.py"})
+SERVED_FILES = frozenset({"test_api.py", "test_chat.py", "test_environment.py", "test_repair.py"})
 
 
 class LaneScheduling(LoadScopeScheduling):  # type: ignore[misc] # it has no types

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, Served, condition, llmd, read
-from e2e.leftovers import CRD, rules, set_rules
 from e2e.release import Release
 from e2e.shared_things import SharedThing
+from e2e.stored_objects import dry_run, is_applied, without_new_rules
 
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))
 
@@ -76,7 +74,7 @@ REFUSED = {
     "open to everyone": (with_spec("service.type", "NodePort"), "auth.apiKeysSecretRef"),
     "another HOME": (
         with_spec("podTemplate.spec.containers", [{"name": "runtime", "env": [{"name": "HOME", "value": "/root"}]}]),
-        "spec.podTemplate.spec.containers[0].env[0]",
+        "HOME of podTemplate.spec.containers[].env",
     ),
     "name that no Service could have": (llmd("1-wrong"), "metadata.name"),
     "name too long": (llmd("w" * 53), "metadata.name"),
@@ -129,11 +127,11 @@ def test_a_service_that_was_exposed_before_the_rule_is_scaled_and_edited(
     """Stored while the CRD had no such rule, as by an earlier version: the rule holds for what is new alone."""
     exposed = with_spec("service.type", "NodePort")
     exposed["spec"]["replicas"] = 0
-    with _without_ratchets(cluster):
-        eventually(lambda: _applied(cluster, namespace, exposed), bool, what="stored without the rule")
+    with without_new_rules(cluster):
+        eventually(lambda: is_applied(cluster, namespace, exposed), bool, what="stored without the rule")
     newer = exposed | {"metadata": {"name": "newer"}}
     eventually(
-        lambda: "auth.apiKeysSecretRef" in _dry_run(cluster, namespace, newer).stderr, bool, what="refused by the rule"
+        lambda: "auth.apiKeysSecretRef" in dry_run(cluster, namespace, newer).stderr, bool, what="refused by the rule"
     )
     cluster.kubectl("scale", "llmd", "wrong", "-n", namespace, "--replicas=0")
     _patch(cluster, namespace, {"engine": {"maxNumSeqs": 3}})
@@ -146,28 +144,6 @@ def test_a_service_that_was_exposed_before_the_rule_is_scaled_and_edited(
     _patch(cluster, namespace, {"auth": DISABLED})
     refused = cluster.refused("patch", "llmd", "wrong", "-n", namespace, "--type=merge", "-p", '{"spec":{"auth":null}}')
     assert "auth.apiKeysSecretRef" in refused
-
-
-@contextmanager
-def _without_ratchets(cluster: Cluster) -> Iterator[None]:
-    """The CRD without the rules that hold for new objects alone."""
-    every = rules(cluster.get("crd", CRD))
-    assert [rule for rule in every if rule.get("optionalOldSelf")], "the API server keeps the field"
-    set_rules(cluster, [rule for rule in every if not rule.get("optionalOldSelf")])
-    try:
-        yield
-    finally:
-        set_rules(cluster, every)
-
-
-def _applied(cluster: Cluster, namespace: str, manifest: Object) -> bool:
-    done = cluster.run("kubectl", "apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest), check=False)
-    return done.returncode == 0
-
-
-def _dry_run(cluster: Cluster, namespace: str, manifest: Object) -> subprocess.CompletedProcess[str]:
-    arguments = ("apply", "-n", namespace, "--dry-run=server", "-f", "-")
-    return cluster.run("kubectl", *arguments, stdin=json.dumps(manifest), check=False)
 
 
 def _patch(cluster: Cluster, namespace: str, spec: Object) -> None:

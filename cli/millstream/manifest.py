@@ -6,6 +6,7 @@ The operator package is imported only when a manifest is given: the runtime imag
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 MODEL_ROOT_VARIABLE = "MILLSTREAM_MODELS_DIR"
+ALLOWED_ENV_VARIABLE = "MILLSTREAM_ALLOWED_ENV"
 IMAGE_MODEL_ROOT = "/models"
 
 
@@ -24,7 +26,7 @@ def manifest_reader() -> Callable[[Path], Any]:
     """A function that reads one LLMDeployment and raises RuntimeFailure (InvalidConfig) with one clear sentence.
 
     Raises:
-        InvalidConfigError: this installation has no operator package.
+        InvalidConfigError: this installation has no operator package, or $MILLSTREAM_ALLOWED_ENV is no list of names.
     """
     try:
         from millstream_operator.api.load import ManifestError, load_manifest
@@ -34,13 +36,27 @@ def manifest_reader() -> Callable[[Path], Any]:
             "does not have; give a model folder instead."
         ) from error
 
+    allowed_env = _allowed_env()
+
     def read(path: Path) -> Any:
         try:
-            return load_manifest(path)
+            return load_manifest(path, allowed_env)
         except ManifestError as error:
             raise RuntimeFailure(FailureReason.INVALID_CONFIG, str(error)) from error
 
     return read
+
+
+def _allowed_env() -> tuple[str, ...]:
+    """Names of variables that the cluster's default image takes besides: the chart's runtime.allowedEnv."""
+    names = tuple(filter(None, map(str.strip, os.environ.get(ALLOWED_ENV_VARIABLE, "").split(","))))
+    for name in names:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InvalidConfigError(
+                f"{ALLOWED_ENV_VARIABLE} holds {name[:80]!r}, which is no variable's name; give names such as A,B, as "
+                "the chart's runtime.allowedEnv has them."
+            )
+    return names
 
 
 def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None) -> RuntimeConfig:

@@ -27,8 +27,9 @@ class Mutation:
 
     @classmethod
     def of(cls, trap: str, file: str, old: str, new: str, *tests: str) -> Mutation:
-        """`tests`: beneath tests/unit."""
-        return cls(trap, file, old, new, tuple(f"tests/unit/{test}" for test in tests))
+        """`tests`: beneath tests/unit, or with their folder, as tests/security/..."""
+        placed = (test if test.startswith("tests/") else f"tests/unit/{test}" for test in tests)
+        return cls(trap, file, old, new, tuple(placed))
 
     def mutated(self) -> str:
         """The text of the file with the trap in it.

@@ -180,6 +180,20 @@ CONTROL = [
         'return SourceAccess([*flags, f"--token=$(HF_TOKEN_{token.key})"], [volume], [mount])',
         "operator/rendering/test_model_source.py::test_a_token_is_a_file_and_in_no_argument",
     ),
+    Mutation.of(
+        "a spec that says something of the runtime has an image of its own",
+        f"{OPERATOR}/api/validation/environment_rules.py",
+        "    if spec.runtime is not None and spec.runtime.image is not None:\n",
+        "    if spec.runtime is not None:\n",
+        "operator/api/test_environment_rules.py::test_a_spec_without_an_image_has_the_default_one",
+    ),
+    Mutation.of(
+        "what is stored stays, whichever image it is stored with",
+        f"{OPERATOR}/api/validation/environment_rules.py",
+        "exists(old, !{_has_own_image('old')} && {_has_containers('old')} && ",
+        "exists(old, {_has_containers('old')} && ",
+        "operator/api/test_environment_rules.py::test_an_object_that_leaves_its_own_image_is_judged_as_new",
+    ),
 ]
 
 MISTAKES = [*PLANNING, *ROLLOUTS, *CONTROL]

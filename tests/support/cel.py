@@ -1,9 +1,9 @@
 """A small evaluator of CEL, for the subset that `api/rules.py` uses. No library in the lock speaks CEL.
 
-It knows literals, lists, `self`, field selection, `has()`, `! && || == != >= <= > <`, `?:`, `in` over nothing, the
-string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, `duration()`,
-and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`, and where the rule is asked of new objects
-too (`optionalOldSelf`) its `hasValue()` and `value()`. What it
+It knows literals, lists, `self`, field selection, `has()`, `! && || == != >= <= > < in + -`, `?:`, items by number, the
+functions `size`, `matches`, `startsWith`, the macros `all`, `exists`, `filter` and `map` with a condition,
+`duration()`, and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`, and where the rule is asked of
+new objects too (`optionalOldSelf`) its `hasValue()` and `value()`. What it
 does not know is an error, so a rule beyond the subset fails loudly rather than being half understood. The real
 server's verdict is the e2e suite's business; this one is there to hold each rule's two halves together quickly.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|(?P<string>'(?:[^'\\]|\\.)*')|(?P<name>[A-Za-z_]\w*)|(?P<mark>&&|\|\||[!=<>]=|[-!<>?:()\[\].,]))"
+    r"\s*(?:(?P<number>\d+)|(?P<string>'(?:[^'\\]|\\.)*')|(?P<name>[A-Za-z_]\w*)|(?P<mark>&&|\|\||[!=<>]=|[-+!<>?:()\[\].,]))"
 )
 _Thunk = Callable[[Mapping[str, Any]], Any]
 
@@ -96,7 +96,7 @@ class _Parser:
         return lambda v: bool(one(v)) and bool(other(v))
 
     def comparison(self) -> _Thunk:
-        left = self.unary()
+        left = self.sum()
         compare: dict[str, Callable[[Any, Any], bool]] = {
             "==": lambda a, b: a == b,
             "!=": lambda a, b: a != b,
@@ -107,9 +107,26 @@ class _Parser:
         }
         for mark, test in compare.items():
             if self.taken(mark):
-                right = self.unary()
+                right = self.sum()
                 return lambda v: test(left(v), right(v))
+        if self.taken("in", "name"):
+            right = self.sum()
+            return lambda v: left(v) in right(v)
         return left
+
+    def sum(self) -> _Thunk:
+        left = self.unary()
+        while (plus := self.taken("+")) or self.taken("-"):
+            left = self._plus(left, self.unary()) if plus else self._minus(left, self.unary())
+        return left
+
+    @staticmethod
+    def _minus(one: _Thunk, other: _Thunk) -> _Thunk:
+        return lambda v: one(v) - other(v)
+
+    @staticmethod
+    def _plus(one: _Thunk, other: _Thunk) -> _Thunk:
+        return lambda v: one(v) + other(v)
 
     def unary(self) -> _Thunk:
         if self.taken("!"):
@@ -164,17 +181,26 @@ class _Parser:
         return lambda v: name in value(v)
 
     def postfix(self, value: _Thunk) -> _Thunk:
-        while self.taken("."):
-            name = self.name()
-            value = self.call(value, name) if self.taken("(") else self.select(value, name)
-        return value
+        while True:
+            if self.taken("."):
+                name = self.name()
+                value = self.call(value, name) if self.taken("(") else self.select(value, name)
+            elif self.taken("["):
+                (number,) = self.arguments("]")
+                value = self._item(value, number)
+            else:
+                return value
+
+    @staticmethod
+    def _item(value: _Thunk, number: _Thunk) -> _Thunk:
+        return lambda v: value(v)[number(v)]
 
     @staticmethod
     def select(value: _Thunk, name: str) -> _Thunk:
         return lambda v: _field(value(v), name)
 
     def call(self, value: _Thunk, name: str) -> _Thunk:
-        if name in ("all", "exists", "filter"):
+        if name in ("all", "exists", "filter", "map"):
             return self.macro(value, name)
         arguments = self.arguments(")")
         functions: dict[str, Callable[..., Any]] = {
@@ -193,6 +219,11 @@ class _Parser:
         variable = self.name()
         self.expect(",")
         body = self.ternary()
+        if name == "map":
+            self.expect(",")
+            item_of = self.ternary()
+            self.expect(")")
+            return lambda v: [item_of({**v, variable: item}) for item in value(v) if body({**v, variable: item})]
         self.expect(")")
         if name == "filter":
             return lambda v: [item for item in value(v) if body({**v, variable: item})]
@@ -219,8 +250,8 @@ class _Parser:
             raise CelError(f"{text!r} is no name")
         return text
 
-    def taken(self, mark: str) -> bool:
-        if self.at < len(self.tokens) and self.tokens[self.at] == ("mark", mark):
+    def taken(self, text: str, kind: str = "mark") -> bool:
+        if self.at < len(self.tokens) and self.tokens[self.at] == (kind, text):
             self.at += 1
             return True
         return False

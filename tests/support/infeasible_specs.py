@@ -64,7 +64,7 @@ def _nodes(dice: random.Random) -> Iterator[Manifest]:
 
 def _on_cpu(dice: random.Random) -> Manifest:
     """A model on a CPU with too little memory, beside an environment that an edit must not lose."""
-    runtime = {"name": "runtime", "env": [{"name": "PLAIN", "value": "it's"}]}
+    runtime = {"name": "runtime", "env": [{"name": "TZ", "value": "it's"}]}
     return _model(dice.choice(MODELS[:3])) | {
         "accelerator": {"type": "CPU"},
         "podTemplate": {"spec": {"containers": [runtime]}},

@@ -20,7 +20,8 @@ from millstream_operator.api.rules import RULES
 from millstream_operator.api.schema import structural_schema
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.status import LLMDeploymentStatus
-from millstream_operator.api.validation.ratchets import RATCHETS, Ratchet
+from millstream_operator.api.validation.ratchet import Ratchet
+from millstream_operator.api.validation.ratchets import RATCHETS
 from millstream_operator.api.validation.rule import Rule
 from millstream_operator.api.validation.transitions import TRANSITIONS, Transition
 
@@ -103,6 +104,8 @@ def _object_schema() -> dict[str, Any]:
         rendered: dict[str, Any] = {"rule": rule.cel, "message": rule.message}
         if isinstance(rule, Ratchet):
             rendered["optionalOldSelf"] = True  # asked of a new object too, which has no `oldSelf`
+            if rule.message_cel is not None:
+                rendered["messageExpression"] = rule.message_cel
         _at(schema, rule.path).setdefault("x-kubernetes-validations", []).append(rendered)
     return schema
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class ManifestError(ValueError):
     """The manifest cannot be used. `str()` is one sentence for the person who wrote it."""
 
 
-def load_manifest(path: str | Path) -> LLMDeployment:
-    """The one LLMDeployment of a YAML or JSON file.
+def load_manifest(path: str | Path, allowed_env: Collection[str] = ()) -> LLMDeployment:
+    """The one LLMDeployment of a YAML or JSON file. `allowed_env`: see `new_violations`.
 
     Raises:
         ManifestError: no such file, malformed YAML, no or several LLMDeployments, or one that is not valid.
@@ -70,10 +70,10 @@ def load_manifest(path: str | Path) -> LLMDeployment:
         raise ManifestError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}.") from None
-    return loads_manifest(text, source=str(path))
+    return loads_manifest(text, str(path), allowed_env)
 
 
-def loads_manifest(text: str, source: str = "manifest") -> LLMDeployment:
+def loads_manifest(text: str, source: str = "manifest", allowed_env: Collection[str] = ()) -> LLMDeployment:
     """As `load_manifest`, from a string; `source` is what errors call it."""
     try:
         documents = [node for node in yaml.compose_all(text, Loader=_BoundedLoader) if node is not None]
@@ -85,7 +85,7 @@ def loads_manifest(text: str, source: str = "manifest") -> LLMDeployment:
         raise ManifestError(f"{source}:{error.line}: nested deeper than {MAX_DEPTH} levels.") from None
     index = _find_ours(values, source)
     lines = _Lines(source, documents[index])
-    return _validate(values[index], lines)
+    return _validate(values[index], lines, allowed_env)
 
 
 def parse(manifest: dict[str, Any]) -> LLMDeployment:
@@ -94,7 +94,7 @@ def parse(manifest: dict[str, Any]) -> LLMDeployment:
     Raises:
         ManifestError: the stored object is not valid for this version of the operator.
     """
-    return _validate(manifest, None)
+    return _validate(manifest, None, ())
 
 
 class _Lines:
@@ -251,7 +251,7 @@ def _find_ours(values: Sequence[Any], source: str) -> int:
     raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}{advice}.")
 
 
-def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
+def _validate(manifest: dict[str, Any], lines: _Lines | None, allowed_env: Collection[str]) -> LLMDeployment:
     def fail(location: Sequence[int | str], message: str) -> ManifestError:
         return ManifestError((lines.prefix(location) if lines else "") + message)
 
@@ -263,7 +263,7 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         first = field_error(error)
         hint = unknown_field_hint(first.location) if first.is_unknown_field else ""
         raise fail(first.location, first.sentence(hint)) from None
-    newly = new_violations(deployment) if lines is not None else ()  # what is stored may break them
+    newly = new_violations(deployment, allowed_env) if lines is not None else ()  # what is stored may break them
     for violation in (*violations(deployment), *newly):
         if violation.message.startswith(f"{NAME} "):  # the API server has no place for a rule of the name but the root
             words = violation.message.removeprefix(NAME)

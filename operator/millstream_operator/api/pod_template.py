@@ -15,6 +15,7 @@ from pydantic_core import core_schema
 
 from millstream_operator.api.affinity import Affinity
 from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName, once_per
+from millstream_operator.api.environment import ACCEPTED_IN_WORDS
 
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
@@ -89,7 +90,7 @@ class EnvVarSource(ApiModel):
 
 
 class EnvVar(ApiModel):
-    """One environment variable of the runtime container. Names that start with MILLSTREAM_ are the operator's."""
+    """One environment variable of the runtime container. MILLSTREAM_* are the operator's, but for MILLSTREAM_LOG_*."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=256)] = Field(
         description="Name of the variable."
@@ -142,7 +143,9 @@ class Container(ApiModel):
     name: ContainerName = Field(description="Which container: runtime is the one there is.")
     env: Annotated[list[EnvVar], Field(max_length=64), once_per("name")] | None = Field(
         None,
-        description="Environment variables added to the container.",
+        description="Environment variables added to the container. An image of your own (runtime.image) takes any. The "
+        f"default image takes those that do not decide what code is loaded: {ACCEPTED_IN_WORDS}, and what the chart's "
+        "runtime.allowedEnv adds.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     resources: ResourceRequirements | None = Field(

@@ -335,9 +335,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "spec.podTemplate.spec.containers[].env[]",
-        "!self.name.startsWith('MILLSTREAM_')",
-        lambda value: not value.name.startswith("MILLSTREAM_"),
-        "names that start with MILLSTREAM_ are the operator's own.",
+        "!self.name.startsWith('MILLSTREAM_') || self.name.startsWith('MILLSTREAM_LOG_')",
+        lambda value: not value.name.startswith("MILLSTREAM_") or value.name.startswith("MILLSTREAM_LOG_"),
+        "names that start with MILLSTREAM_ are the operator's own, but for MILLSTREAM_LOG_LEVEL and the like.",
     ),
     Rule(
         "spec.podTemplate.spec.containers[].env[]",

@@ -8,9 +8,7 @@ asked of files alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import CacheAccessMode
@@ -18,45 +16,25 @@ from millstream_operator.api.pod_template import ResourceRequirements
 from millstream_operator.api.quantity import amount
 from millstream_operator.api.rules import Violation, values_at
 from millstream_operator.api.spec import LLMDeploymentSpec, ServiceType
-
-# What the operator or the node sets, and what makes the loader or the interpreter load other code.
-RESERVED_ENV = (
-    "HOME",
-    "PATH",
-    "LD_PRELOAD",
-    "LD_AUDIT",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "PYTHONSTARTUP",
-    "PYTHONINSPECT",
-    "PYTHONUSERBASE",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-)
+from millstream_operator.api.validation.environment_rules import environment_ratchets
+from millstream_operator.api.validation.ratchet import Ratchet
 
 
-@dataclass(frozen=True, slots=True)
-class Ratchet:
-    """`holds` is asked of a new value at `path`.
+def new_violations(deployment: LLMDeployment, allowed_env: Collection[str] = ()) -> Iterator[Violation]:
+    """The ratchets that `deployment` breaks as a new object.
 
-    `cel`: the same, or that the stored value breaks it already; None where the API server cannot ask it within its
-    budget.
-    `shown`: the part of the value that the message of `millstream validate` shows; None: the whole.
+    `allowed_env`: names of variables that the cluster accepts besides, as the chart's runtime.allowedEnv says.
     """
-
-    path: str
-    cel: str | None
-    holds: Callable[[Any], bool]
-    message: str
-    shown: Callable[[Any], Any] | None = None
-
-
-def new_violations(deployment: LLMDeployment) -> Iterator[Violation]:
-    """The ratchets that `deployment` breaks as a new object."""
-    for ratchet in RATCHETS:
+    for ratchet in ratchets(allowed_env):
         for path, value in values_at(deployment, ratchet.path):
             if not ratchet.holds(value):
-                yield Violation(path, ratchet.message, ratchet.shown(value) if ratchet.shown is not None else None)
+                message = ratchet.message if ratchet.message_of is None else ratchet.message_of(value)
+                yield Violation(path, message, ratchet.shown(value) if ratchet.shown is not None else None)
+
+
+def ratchets(allowed_env: Collection[str] = ()) -> tuple[Ratchet, ...]:
+    """Return all of them; `allowed_env` as for `new_violations`."""
+    return (*_OF_EVERY_CLUSTER, *environment_ratchets(allowed_env))
 
 
 def is_exposed(spec: LLMDeploymentSpec) -> bool:
@@ -117,8 +95,7 @@ def _request_within_limit(path: str, resource: str) -> Ratchet:
     )
 
 
-_RESERVED = " || ".join(f"self.name == '{name}'" for name in RESERVED_ENV)
-RATCHETS: tuple[Ratchet, ...] = (
+_OF_EVERY_CLUSTER: tuple[Ratchet, ...] = (
     Ratchet(
         "spec",
         f"!{_exposed('self')} || (oldSelf.hasValue() && {_exposed('oldSelf.value()')} && "
@@ -126,13 +103,6 @@ RATCHETS: tuple[Ratchet, ...] = (
         lambda spec: not is_exposed(spec),
         "service.type NodePort or LoadBalancer lets everyone outside the cluster use the model: give "
         "auth.apiKeysSecretRef, or say auth.mode: Disabled.",
-    ),
-    Ratchet(
-        "spec.podTemplate.spec.containers[].env[]",
-        f"oldSelf.hasValue() || !({_RESERVED})",
-        lambda variable: variable.name not in RESERVED_ENV,
-        "HOME, PATH and the variables by which the loader, Python or the GPU's driver choose what they load "
-        "are the pod's own; leave them out.",
     ),
     Ratchet(
         "spec",
@@ -153,3 +123,4 @@ RATCHETS: tuple[Ratchet, ...] = (
         for resource in ("cpu", "memory", "ephemeral-storage")
     ),
 )
+RATCHETS = ratchets()  # of the CRD; the chart adds names to it

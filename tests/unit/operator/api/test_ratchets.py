@@ -5,8 +5,6 @@ CEL and Python give the same verdict on the same cases, but for what the API ser
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ import yaml
 
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.api.load import ManifestError, loads_manifest, parse
-from millstream_operator.api.validation.ratchets import RATCHETS, RESERVED_ENV, new_violations
-from tests.support.cel import evaluate_ratchet
+from millstream_operator.api.validation.ratchets import RATCHETS, new_violations
 from tests.support.llmdeployments import manifest
+from tests.support.stored_objects import edited, refused_by_cel
 
 Manifest = dict[str, Any]
 KEYS = {"apiKeysSecretRef": {"name": "keys", "key": "all"}}
@@ -50,7 +48,7 @@ ACCEPTED: dict[str, Manifest] = {
     "a volume of the default": cached(None, 4),
     "a volume of one node for one replica": cached("ReadWriteOnce", 1),
     "room for a token of the answer": {"engine": {"maxModelLen": 2}},
-    "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY", "LD_LIBRARY_PATH")},
+    "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY")},
 }
 REFUSED: dict[str, tuple[Any, str]] = {
     "a node port": ({"service": {"type": "NodePort"}}, "auth.apiKeysSecretRef"),
@@ -71,31 +69,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an autoscaler and a volume of one node": (cached("ReadWriteOnce", 2), "autoscaling.maxReplicas is more than 1"),
     "an autoscaler and a volume of one pod": (cached("ReadWriteOncePod", 2), "Set it to ReadWriteMany"),
-    **{name: ({"podTemplate": env("A", name)}, "are the pod's own") for name in RESERVED_ENV},
+    "a variable of the loader": (
+        {"podTemplate": env("TZ", "LD_PRELOAD")},
+        "LD_PRELOAD of podTemplate.spec.containers[].env is not accepted",
+    ),
+    "a variable of another server": ({"podTemplate": env("VLLM_API_KEY")}, "give auth.apiKeysSecretRef"),
 }
-
-
-def at(stored: Manifest, path: str) -> list[tuple[str, Any]]:
-    """The values at a schema path, each with what the API server finds the old one by."""
-    found: list[tuple[str, Any]] = [("", stored)]
-    for step in path.split("."):
-        below = [(key, value[step.removesuffix("[]")]) for key, value in found if step.removesuffix("[]") in value]
-        if step.endswith("[]"):  # a list-map: items of one name are the same item
-            below = [(f"{key}/{item['name']}", item) for key, items in below for item in items]
-        found = below
-    return found
-
-
-def refused_by_cel(new: Manifest, old: Manifest | None = None) -> list[str]:
-    messages = []
-    for ratchet in RATCHETS:
-        if ratchet.cel is None:
-            continue
-        before = dict(at(old, ratchet.path)) if old is not None else {}
-        for key, value in at(new, ratchet.path):
-            if not evaluate_ratchet(ratchet.cel, value, *([before[key]] if key in before else [])):
-                messages.append(ratchet.message)
-    return messages
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -131,12 +110,6 @@ def test_a_stored_object_can_be_read_scaled_and_edited(name: str) -> None:
     ):
         new = edited(old, change)
         assert refused_by_cel(new, old) == []
-
-
-def edited(old: Manifest, change: Callable[[Manifest], object]) -> Manifest:
-    new = copy.deepcopy(old)
-    change(new["spec"])
-    return new
 
 
 def test_what_a_stored_object_adds_is_new() -> None:
