@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 
 from millstream_operator.api.affinity import Affinity
 from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName, once_per
-from millstream_operator.api.environment import ACCEPTED_IN_WORDS
+from millstream_operator.api.validation.accepted_variables import ACCEPTED_IN_WORDS
 
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 

@@ -1,4 +1,4 @@
-"""Environment variables that are new in the operator's default image: those of `api/environment.py` alone.
+"""Environment variables that are new in the operator's default image: those of `accepted_variables.py` alone.
 
 An image of the author's own (`runtime.image`) takes any: whoever wrote it decides what it loads. So the rules stand at
 `spec`, which has both. A variable that is stored already stays where it is and may be edited, but for one thing: an
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
-from millstream_operator.api.environment import ACCEPTED, FAMILY_PATTERN, OTHERS_PREFIX, is_accepted
 from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.api.validation.accepted_variables import ACCEPTED, FAMILY_PATTERN, OTHERS_PREFIX, is_accepted
 from millstream_operator.api.validation.ratchet import Ratchet
 
 _REFUSED = (

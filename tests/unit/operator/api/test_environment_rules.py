@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from millstream_operator.api.crd import custom_resource_definition
-from millstream_operator.api.environment import ACCEPTED
 from millstream_operator.api.load import ManifestError, loads_manifest, parse
+from millstream_operator.api.validation.accepted_variables import ACCEPTED
 from millstream_operator.api.validation.ratchets import new_violations
 from tests.support.llmdeployments import manifest
 from tests.support.stored_objects import edited, refused_by_cel
