@@ -18,7 +18,7 @@ from tests.soak.scale import scale
 from tests.soak.transitions import transitions
 from tests.soak.world import World
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900), pytest.mark.deep]
 
 
 # Six of the ten scenarios a day, by turns, at least two of them with the hub's: as long as all six of the small one.

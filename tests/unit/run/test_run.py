@@ -71,6 +71,15 @@ def test_quick_and_rest_are_together_what_a_run_of_everything_does() -> None:
     assert set(MAKE_TARGETS) == set(Command)
 
 
+@pytest.mark.parametrize("tier", [tier for tier in Command if "faults" in STAGES[tier]])
+def test_the_stage_under_faults_has_tests_in_every_tier_that_runs_it(tier: Command) -> None:
+    """pytest fails where all tests are deselected: tests that no quick stage runs belong to the rest."""
+    arguments = ("-m", "pytest", "tests/soak", "--tier", tier, "--collect-only", "-q", "-p", "no:cacheprovider")
+    collected = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "tests/soak/test_sample.py::" in collected.stdout
+
+
 def test_the_second_run_says_how_long_it_takes(checkout: Path) -> None:
     assert "not known here before the first run" in run(checkout)[1]
     out = run(checkout)[1]
