@@ -57,7 +57,7 @@ E2E = $(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.js
 e2e: cluster-up images ## end-to-end tests on the local cluster: two at a time, then one by one those that change what all share
 	@rm -f .tools/e2e-durations.json
 	@status=0; \
-	$(E2E) --lane own --numprocesses 2 --dist loadgroup $(call TIMED,e2e-own) || status=$$?; \
+	$(E2E) --lane own --numprocesses 2 $(call TIMED,e2e-own) || status=$$?; \
 	if [ $$status -gt 1 ]; then exit $$status; fi; \
 	$(E2E) --lane alone $(call TIMED,e2e-alone); \
 	exit $$status

@@ -19,6 +19,7 @@ from e2e.lanes import Lane, in_lane, shared_things
 from e2e.lanes import refusal as lane_refusal
 from e2e.preparation import Files, prepare
 from e2e.release import ManagedRelease, Release
+from e2e.scheduling import SERVED_FILES, LaneScheduling
 from e2e.shared_things import KEPT_VALUE, LEFTOVER_LABEL, LEFTOVER_VALUE, SharedThing
 from hack.cluster.kind_config import without_proxy
 
@@ -52,7 +53,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(refusal)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") is not None and not config.getoption("--long"):
@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.flaky(reruns=1))  # as in tests/conftest.py
         if item.get_closest_marker("timeout") is None:  # the first test of a run also waits for the pull
             item.add_marker(pytest.mark.timeout(PULL_TIMEOUT_SECONDS + 300))
-        if "served" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("served"))  # so that one process makes it
+        if "served" in getattr(item, "fixturenames", ()) and not _is_together(item):
+            raise pytest.UsageError(f"{item.nodeid} uses `served`: add its file to SERVED_FILES of e2e/scheduling.py.")
     items.sort(key=lambda item: item.path.name == "test_uninstall.py")  # it takes everybody's models away: last
     chosen = in_lane(items, config.getoption("--lane"))
     if left_out := [item for item in items if item not in set(chosen)]:
@@ -87,6 +87,11 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LaneScheduling | None:
+    return LaneScheduling(config, log) if config.getoption("--lane") is Lane.OWN else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     measured = getattr(node, "workeroutput", {}).get(MEASURED, {})
     node.config.stash[_DURATIONS].seconds.update(measured)
@@ -105,6 +110,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for name, seconds in durations.seconds.items():
         terminalreporter.write_line(f"{seconds:7.1f} s  {name}")
     durations.write(TOOLS / "e2e-durations.json")
+
+
+def _is_together(item: pytest.Item) -> bool:
+    """Whether a test of the fixture `served` runs in the process of all the others, or alone."""
+    return item.path.name in SERVED_FILES or bool(shared_things(item))
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -1,6 +1,6 @@
 """Two lanes: tests that touch only their own namespace run in several processes, the others alone afterwards.
 
-    pytest e2e --lane own --numprocesses 2 --dist loadgroup
+    pytest e2e --lane own --numprocesses 2
     pytest e2e --lane alone
 
 `make e2e` calls both. Without `--lane` all run in one process.
@@ -62,6 +62,6 @@ def refusal(lane: Lane | None, processes: int) -> str:
     if processes < 2 or lane is Lane.OWN:
         return ""
     return (
-        "tests that change what all share run alone: `pytest e2e --lane own --numprocesses 2 --dist loadgroup`, then "
+        "tests that change what all share run alone: `pytest e2e --lane own --numprocesses 2`, then "
         "`pytest e2e --lane alone`; `make e2e` does both."
     )

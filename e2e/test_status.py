@@ -120,7 +120,7 @@ def test_a_quota_is_told_with_what_is_asked_and_allowed_and_passes_by_itself(
         what="the quota in force",
     )
     cluster.apply(namespace, llmd("squeezed"))
-    seen = wait_reason(cluster, namespace, "squeezed", "QuotaExceeded")
+    seen = wait_reason(cluster, namespace, "squeezed", "QuotaExceeded", timeout_seconds=180)
     said = "The ResourceQuota no-pods does not allow the pods (pods: 1 more requested, 0 of 0 used)"
     assert said in condition(seen, "Ready")["message"]
     assert condition(seen, "Stalled") == {}

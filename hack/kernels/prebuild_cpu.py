@@ -78,7 +78,7 @@ def prebuild(out: Path) -> None:
     """Write the folder anew: it is whole, or is not there.
 
     Raises:
-        CompileError: the code needs functions of numba's, which no process of the runtime has.
+        CompileError: the code needs functions of numba's, which no process of the runtime has, or raises an error.
     """
     code = _compile()
     index = Index(FORMAT, CPU, compiler(), code_folder.sources_sha256(), hashlib.sha256(code).hexdigest())
@@ -112,6 +112,9 @@ def _compile() -> bytes:
     unknown = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     if unknown - KNOWN_SYMBOLS:
         raise CompileError(f"the compiled kernels call {', '.join(sorted(unknown - KNOWN_SYMBOLS))}")
+    if any("pickledata" in one.name for one in module.global_variables):
+        # numba keeps the error with the path of the source, so that the bytes would be other ones in each checkout
+        raise CompileError("the compiled kernels raise an error, which nothing would notice")
     return bytes(machine.emit_object(module))
 
 

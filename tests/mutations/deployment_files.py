@@ -22,10 +22,10 @@ CHART_FILES = [
         "chart/test_operator_pod.py::test_probes_and_metrics_reach_the_port_that_the_policy_leaves_open",
     ),
     Mutation.of(
-        "a value of more adoptions than the operator takes is refused by the operator alone",
+        "what the operator refuses at its start needs no refusal by helm",
         f"{CHART}/values.schema.json",
-        '"maxAdoptions": {"type": "integer", "minimum": 1, "maximum": 1000}',
-        '"maxAdoptions": {"type": "integer", "minimum": 0, "maximum": 1000}',
+        '"discoverySeconds": {"type": "integer", "minimum": 5, "maximum": 3600}',
+        '"discoverySeconds": {"type": "integer", "minimum": 1, "maximum": 3600}',
         "chart/test_values.py::test_helm_refuses_what_the_operator_would_refuse_at_its_start",
     ),
 ]

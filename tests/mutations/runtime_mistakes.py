@@ -215,13 +215,6 @@ SERVER = [
         'name: self._histogram(f"millstream:{name}", text, buckets)',
         "server/operations/test_vllm_metrics.py::test_every_metric_of_vllm_is_exported_or_an_exception",
     ),
-    Mutation.of(
-        "a request of a client that left is forgotten, and not aborted",
-        f"{RUNTIME}/server/openai/generation.py",
-        "        for request_id, index in self._running.items():\n            self._engine.abort(request_id)\n",
-        "        for index in self._running.values():\n",
-        "server/test_lifecycle.py::test_a_client_that_leaves_frees_its_place_and_its_kv_blocks",
-    ),
 ]
 
 KERNEL_STARTS = [

@@ -273,7 +273,8 @@ def paged_prefill(task, part, step):
     layout = _layout(fields, part)
     index = take(fields[_NEXT])
     while index < num_units:
-        chunk, head, first_row, num_rows = units[4 * index : 4 * index + 4]
+        unit = 4 * index  # read one by one: to unpack a slice, numba checks its length and would raise
+        chunk, head, first_row, num_rows = units[unit], units[unit + 1], units[unit + 2], units[unit + 3]
         last_row, length, first_token = first_row + num_rows - 1, lengths[chunk], firsts[chunk]
         position = length - (firsts[chunk + 1] - first_token)  # of the chunk's first token
         table = carray(int32s(fields[_BLOCKS] + 4 * starts[chunk]), -(-length // fields[_BLOCK_SIZE]))

@@ -23,6 +23,8 @@ from tests.support.reserved_port import reserved_port
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 SMALL = ("--token-ids=0:255", "--input-tokens=8:40", "--output-tokens=6:12")
 
 

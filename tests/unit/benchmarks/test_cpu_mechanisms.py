@@ -17,6 +17,8 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.models.cpu.linear import CpuLayout
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = Size(decode_tokens=3, batch_tokens=2, prompts=1)
 

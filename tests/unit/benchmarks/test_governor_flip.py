@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.governor_flip import AGAIN, RANDOM, Phase, Step, report, seconds_to_follow
 
+pytestmark = pytest.mark.deep
+
 
 def steps(*lengths: float) -> list[Step]:
     return [Step(0.5, 1, 8.0, length) for length in lengths]

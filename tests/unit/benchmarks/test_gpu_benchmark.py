@@ -11,6 +11,8 @@ from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.workloads import ALONE, NANO, idle_share
 from millstream_runtime.roofline import step_work
 
+pytestmark = pytest.mark.deep
+
 
 def test_it_refuses_in_one_sentence_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

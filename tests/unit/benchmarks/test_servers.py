@@ -23,6 +23,8 @@ from benchmarks.servers.process import ServerFailedError, ServerProcess
 from benchmarks.servers.vocabulary import first_word_id, write_tokenizer
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 DEADLINE_SECONDS = 120.0
 # A child in a session of its own and a parent, both deaf to SIGTERM; each writes its process id.
 STUBBORN = """

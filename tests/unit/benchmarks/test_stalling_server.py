@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import pytest
+
 from benchmarks.stalling_server import LagMeter
+
+pytestmark = pytest.mark.deep
 
 ALLOWED_BYTES = 100_000  # 10 ms in hundredths of a millisecond, in a dict
 

@@ -144,6 +144,7 @@ def test_helm_refuses_what_the_operator_would_refuse_at_its_start(values: Docume
     assert refused, f"helm takes it, and the operator says: {settings_problem(documents, tmp_path)}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("values", REFUSED_BY_THE_API_SERVER, ids=lambda values: json.dumps(values)[:60])
 def test_helm_refuses_what_the_api_server_would_refuse_in_the_middle_of_an_upgrade(
     values: Document, tmp_path: Path
@@ -152,6 +153,7 @@ def test_helm_refuses_what_the_api_server_would_refuse_in_the_middle_of_an_upgra
     assert refused
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("values", AT_THE_BOUNDS, ids=lambda values: json.dumps(values)[:60])
 def test_what_helm_takes_the_operator_starts_with(values: Document, tmp_path: Path) -> None:
     documents, refused = render_values(values, tmp_path)

@@ -35,6 +35,8 @@ from tests.support.family_cases import CASES, dense
 from tests.support.llmdeployments import deployment
 from tests.support.tiny_families import make_engine, write_family
 
+pytestmark = pytest.mark.deep
+
 LENGTH, CHUNK, WINDOW, REQUESTS = 2048, 128, 160, 4  # tokens, and requests at once
 CATALOG = load_catalog()
 SAMPLES = Path(__file__).resolve().parents[2] / "data" / "model_configs"

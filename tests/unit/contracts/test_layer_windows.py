@@ -20,6 +20,8 @@ from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.shape import describe, to_json
 
+pytestmark = pytest.mark.deep
+
 BASE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,

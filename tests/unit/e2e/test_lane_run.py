@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = ("xdist", "pytest_rerunfailures", "pytest_timeout", "no:cacheprovider")
 TOOL = """#!/bin/sh
@@ -68,6 +70,16 @@ def test_release(managed_release):
     managed_release.install()
 """
 
+# A name of SERVED_FILES: all of its tests run in one process.
+TOGETHER = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_served(durations, number):
+    durations.seconds[os.environ["PYTEST_XDIST_WORKER"]] = 1.0
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -83,6 +95,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "images.json").write_text(json.dumps({"operator": "o:1", "runtime": "r:1"}))
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_few.py").write_text(TESTS)
+    (tmp_path / "test_chat.py").write_text(TOGETHER)
     marks = ["e2e: needs a cluster", "shared(*things): touches what all share", "long: minutes", "quick: quick"]
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  " + "\n  ".join(marks) + "\n")
     return tmp_path
@@ -107,7 +120,7 @@ def run(folder: Path, *arguments: str) -> tuple[dict[str, str], str]:
 
 
 def test_each_lane_runs_its_tests_and_a_test_that_does_not_say_what_it_touches_is_red(folder: Path) -> None:
-    ended, said = run(folder, "--lane", "own", "--numprocesses", "2", "--dist", "loadgroup")
+    ended, said = run(folder, "--lane", "own", "--numprocesses", "2")
     assert ended == {
         **{f"test_own[{number}]": "PASSED" for number in range(4)},
         "test_forgot_the_mark": "FAILED",
@@ -119,16 +132,19 @@ def test_each_lane_runs_its_tests_and_a_test_that_does_not_say_what_it_touches_i
     assert len([call for call in calls if call.startswith("helm")]) == 1, "installed once, not once per process"
     assert not [call for call in calls if call.startswith("kubectl create")], "the command was not run"
 
+    processes = {"gw0", "gw1"} & json.loads((folder / "e2e-durations.json").read_text()).keys()
+    assert len(processes) == 1, "the tests of one served model run in one process"
+
     ended, said = run(folder, "--lane", "alone")
     assert ended == {
         "test_node": "PASSED",
         "test_a_fixture_of_many_touches_them": "ERROR",
         "test_marked_too_much": "ERROR",
         "test_release": "PASSED",
-    } | {"test_marked_too_much": ended["test_marked_too_much"]}, said
+    }, said
     assert "the mark shared(CRDS) is not needed" in said
     measured = json.loads((folder / "e2e-durations.json").read_text())
-    assert measured.keys() == {"helm upgrade --install", "alone", *(f"own {number}" for number in range(4))}
+    assert measured.keys() - processes == {"helm upgrade --install", "alone", *(f"own {number}" for number in range(4))}
 
 
 def test_without_a_kubeconfig_several_processes_end_with_one_sentence(folder: Path) -> None:

@@ -16,7 +16,10 @@ from e2e.lanes import LONG_FIRST, Lane, in_lane, refusal, shared_things
 from e2e.leftovers import CRD_FILE, SELECTOR
 from e2e.preparation import CANNOT_RUN, Files, prepare
 from e2e.run_lock import AnotherRunError, hold, lock_file
+from e2e.scheduling import SERVED_FILES, group_of
 from e2e.shared_things import SharedThing
+
+pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).resolve().parents[3]
 # Each line of $0.calls is a call. `get crd` shows a CRD that lost its rules to an interrupted test.
@@ -157,8 +160,13 @@ def test_a_mark_with_another_word_is_refused(things: tuple[object, ...]) -> None
         shared_things(item("test_a.py", *things))
 
 
-def test_long_files_exist() -> None:
-    assert all((ROOT / "e2e" / name).is_file() for name in LONG_FIRST)
+def test_files_that_are_named_exist() -> None:
+    assert all((ROOT / "e2e" / name).is_file() for name in {*LONG_FIRST, *SERVED_FILES})
+
+
+def test_tests_of_one_served_model_are_one_group_and_others_are_alone() -> None:
+    assert {group_of(f"e2e/{name}::test_{name}") for name in SERVED_FILES} == {"served"}
+    assert group_of("e2e/test_status.py::test_a[x/y]") != group_of("e2e/test_status.py::test_a[x/z]")
 
 
 def test_tests_that_change_what_all_share_are_not_run_beside_others() -> None:

@@ -35,7 +35,7 @@ from tests.support.ways import (
     twice,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 
 
 FAMILY_PROMPT_LENGTHS = (15, 18, 31)

@@ -20,7 +20,7 @@ from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.short_of_memory import ShortOfMemory
 from tests.support.ways import CROWDED, EXECUTIONS, SAMPLINGS, SPECULATING, VOCABULARY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 DRAFTED = {name: SPECULATING[name] for name in ("speculating", "speculating, replayed and overlapped")}
 MODES: dict[str, Callable[[], Execution | None]] = {**EXECUTIONS, **CROWDED, **DRAFTED}
 ERRORS: dict[str, Callable[[], Exception]] = {

@@ -12,6 +12,8 @@ import pytest
 from hack.images.build import context_of, read_dockerfile, tag_of
 from hack.images.errors import ImageError
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("hack/images", "hack/kernels", "requirements", "operator", "runtime", "kernels", "cli", "models")
 

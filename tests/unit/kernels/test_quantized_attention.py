@@ -20,7 +20,7 @@ from tests.unit.kernels.test_decode import decode
 from tests.unit.kernels.test_prefill import SWEEP as PROMPTS
 from tests.unit.kernels.test_prefill import prefill
 
-pytestmark = pytest.mark.usefixtures("interpreter")
+pytestmark = [pytest.mark.usefixtures("interpreter"), pytest.mark.deep]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3 = StoredAs.INT8, StoredAs.E4M3
 FORMATS = (INT8, E4M3)

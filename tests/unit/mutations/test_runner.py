@@ -22,6 +22,8 @@ from tests.mutations.prepared_process import PreparedProcess
 from tests.mutations.tiers import Tiers
 from tests.mutations.working_copy import WorkingCopy
 
+pytestmark = pytest.mark.deep
+
 QUICK, DEEP = "tests/unit/a/test_a.py::test_it[0]", "tests/unit/a/test_b.py::test_it"
 MUTATION = Mutation.of("a limit is | another", "cli/limits.py", "3", "4", "a/test_a.py::test_it")
 TIERS = Tiers(740000, frozenset({QUICK}), frozenset({QUICK, DEEP}))

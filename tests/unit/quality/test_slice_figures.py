@@ -11,6 +11,8 @@ from millstream_runtime.quality.documents import TokenizedDocument
 from millstream_runtime.quality.slice_figures import by_slice, figures_of
 from millstream_runtime.quality.token_scores import DocumentScores
 
+pytestmark = pytest.mark.deep
+
 
 def scores(kl: list[float], slice_name: str = "all", **columns: list[float]) -> DocumentScores:
     """A document of so many tokens; columns that are not given are those of two equal models."""

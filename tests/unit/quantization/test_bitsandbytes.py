@@ -24,6 +24,8 @@ from tests.support.family_cases import dense
 from tests.support.quantized_checkpoints import Packer, quantized
 from tests.support.tiny_families import write_family
 
+pytestmark = pytest.mark.deep
+
 CPU = torch.device("cpu")
 NF4: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 DOWN = "model.layers.1.mlp.down_proj"

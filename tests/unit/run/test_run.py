@@ -15,6 +15,8 @@ from tests.run.one_at_a_time import LOCK
 from tests.run.stages import MAKE_TARGETS, STAGES, Command, expectation, heading
 from tests.times.file import Seconds, read_times
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[3]
 STAGE = "{name}:\n\t@echo {name} of $(TIER)\n"
 

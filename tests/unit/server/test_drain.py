@@ -16,6 +16,8 @@ from tests.support.chat_streams import CHAT, chat_body, events_of, in_background
 from tests.support.server_thread import serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
+pytestmark = pytest.mark.deep
+
 
 def test_drain_under_load_cuts_no_stream(tiny_model: Path) -> None:
     """Twelve streams with room for four in the batch: those that still queue at SIGTERM are finished too."""

@@ -20,6 +20,8 @@ from tests.support.local_registry import LocalRegistry
 from tests.support.local_web import Fault
 from tests.support.model_files import SHARDS, WANTED, model_files
 
+pytestmark = pytest.mark.deep
+
 SECRET = "hf_a-secret-token"
 
 

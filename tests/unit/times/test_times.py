@@ -14,6 +14,8 @@ from tests.times.file import PytestTimes, Seconds, Times, TimesError, read_times
 from tests.times.record import COLLECTION
 from tests.times.report import compared, largest
 
+pytestmark = pytest.mark.deep
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,6 +13,8 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.tokenizing import template_limits
 from millstream_runtime.tokenizing.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateTooSlow
 
+pytestmark = pytest.mark.deep
+
 CHAT = [{"role": "user", "content": "hi"}]
 TOO_MUCH = "asks for too much: .* are allowed. Shorten the messages, or correct chat_template.jinja"
 # Each would make gigabytes.

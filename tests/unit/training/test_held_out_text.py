@@ -17,6 +17,8 @@ from hack.training.slice_evaluation import evaluate_slices
 from millstream_runtime.quality.documents import read_documents, tokenize
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.deep
+
 MODELS = Path(__file__).parents[3] / "models"
 NAMES = (TARGET.name, DRAFT.name)
 

@@ -25,6 +25,8 @@ from tests.unit.engine.test_parity import prompts_of
 
 from .test_paged_attention import BLOCK, CASES, SPECS, cache_of, chunk
 
+pytestmark = pytest.mark.deep
+
 PROMPTS = prompts_of(199, [1, 15, 16, 40, 70])
 
 

@@ -19,6 +19,8 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import BudgetOf, Chunk
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 
 def sequence(arrival: int, num_tokens: int) -> Sequence:
     prompt = [arrival] * num_tokens

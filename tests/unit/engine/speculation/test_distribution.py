@@ -26,7 +26,7 @@ from tests.support.drafting_engines import MakeDrafting
 from tests.support.drafting_engines import counts as counts_of
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 VOCABULARY, NUM_REQUESTS, MOST_Z = 4, 30_000, 2.0
 PLAIN = SamplingParams(8)
 Pair = tuple[int, int]
@@ -157,6 +157,7 @@ def expected_pairs(case: Case) -> dict[Pair, float]:
     return {(one, two): first[one] * second[one][two] for one in range(VOCABULARY) for two in range(VOCABULARY)}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
 def test_both_tokens_are_distributed_as_the_target_draws_them(name: str) -> None:
     case = CASES[name]

@@ -30,7 +30,7 @@ from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 from tests.support.word_tokenizer import write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 VOCABULARY = 199
 
 

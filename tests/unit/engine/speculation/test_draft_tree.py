@@ -31,7 +31,7 @@ from tests.support.tiny_families import VOCABULARY as FAMILY_VOCABULARY
 from tests.support.tiny_families import prompts_of, write_family
 from tests.support.tree_drafters import TREE, TREE_TEXT, OftenOnTheTree, count_moved
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 VOCABULARY = 199
 MOST_RANKS = 1 + max(max(node) for node in TREE.nodes)
 

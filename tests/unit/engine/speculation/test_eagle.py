@@ -34,7 +34,7 @@ from tests.support.family_cases import CASES, LONGROPE, dense, rope
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 
 
 def knowing_pair(tmp_path: Path, write_model: WriteModel) -> tuple[Path, Path]:

@@ -25,7 +25,7 @@ from tests.support.eagle_heads import save_head, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.small_pool import shrink_pool
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 LAYERS = 4
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 

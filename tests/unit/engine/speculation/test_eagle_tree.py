@@ -23,7 +23,7 @@ from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.small_pool import shrink_pool
 from tests.support.tree_drafters import TREE, OftenOnTheTree, count_moved
 
-pytestmark = pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks")
+pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_chunks"), pytest.mark.deep]
 VOCABULARY = 199
 
 

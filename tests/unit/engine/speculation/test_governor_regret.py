@@ -40,7 +40,6 @@ SCENARIOS = scenarios()
 SAVED = {(one["setting"], one["scenario"]): one for one in json.loads(RESULT.read_text(encoding="utf-8"))["results"]}
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("costs", "compares_unchecked"),

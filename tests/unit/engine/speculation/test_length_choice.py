@@ -21,7 +21,7 @@ from tests.support.drafters import EachAlone, always, always_right
 from tests.support.drafting_engines import counts
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 PROMPT = tuple(random.Random(1).randrange(199) for _ in range(21))
 NEW_TOKENS = 60
 REQUEST = Request("0", PROMPT, greedy(NEW_TOKENS))

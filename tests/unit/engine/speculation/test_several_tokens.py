@@ -27,7 +27,7 @@ from tests.support.short_of_memory import ShortOfMemory
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 VOCABULARY, MOST_DRAFTS = 199, 4
 PROMPT = tuple(random.Random(1).randrange(VOCABULARY) for _ in range(21))
 SEEDED = SamplingParams(24, temperature=0.8, top_p=0.9, seed=5, ignore_eos=True)
@@ -66,6 +66,7 @@ def test_right_drafts_give_five_tokens_a_step(
     assert found.accepted_per_position == (5, 5, 4, 4)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("sampling", [greedy(24), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize(
     "name", ["wrong", "same", "beyond", "negative", "no number", "too many", "for others", "fails"]

@@ -15,6 +15,8 @@ from tests.support.fake_cluster import FakeCluster, Fault, Killed
 from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.llmdeployments import manifest
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 PROMETHEUS = CompanionDefaults("http://prometheus:9090")
 

@@ -17,6 +17,8 @@ import pytest
 
 from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease, Read, Timing, Wait, Write
 
+pytestmark = pytest.mark.deep
+
 TIMING = Timing()
 LONGEST_WRITE_SECONDS = 15.0
 DURATION_SECONDS = 400.0

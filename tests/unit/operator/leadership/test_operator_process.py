@@ -20,6 +20,8 @@ from millstream_operator.kube.kinds import LEASE, LLM_DEPLOYMENT, SERVICE
 from tests.support.fake_api_server import FakeApiServer, write_kubeconfig
 from tests.support.reserved_port import reserved_port
 
+pytestmark = pytest.mark.deep
+
 PATIENCE_SECONDS = 60.0
 LLMD = {
     "apiVersion": LLM_DEPLOYMENT.api_version,

@@ -28,6 +28,7 @@ def refused(case: Case, runtime: Capabilities = CAPABILITIES) -> Infeasible:
     return found
 
 
+@pytest.mark.deep
 async def test_every_offered_fix_is_applied() -> None:
     trials = await try_offered_fixes(seed=7, specs=24)
     print(trials.table())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, acti
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 from tests.support.known_models import known_repositories
+
+pytestmark = pytest.mark.deep
 
 CATALOG = load_catalog()
 PARTS = [part for part in CATALOG if part.unsupported is None]

@@ -24,6 +24,8 @@ from tests.support.prepared_models import (
     records,
 )
 
+pytestmark = pytest.mark.deep
+
 CLAIM, LATER = "demo-model-cache", "2025-01-01T01:00:00Z"
 DRAFT: Manifest = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
 MADE: Manifest = {"model": LOCAL | CACHE, "quantization": CALIBRATED}

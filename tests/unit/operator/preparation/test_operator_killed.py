@@ -13,6 +13,8 @@ from tests.support.fake_operator import FakeOperator, answer_to, judged, respec,
 from tests.support.llmdeployments import manifest
 from tests.support.prepared_models import FAILURE, MADE, Manifest, arguments, journal
 
+pytestmark = pytest.mark.deep
+
 BEGUN: dict[str, FakeCluster] = {}
 
 

@@ -27,6 +27,8 @@ from tests.support.prepared_models import (
 )
 from tests.support.rollout_world import World
 
+pytestmark = pytest.mark.deep
+
 DRAFT: Manifest = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
 TUNING: Manifest = {"dataset": dataset("traffic")}
 TUNED: Manifest = {"model": LOCAL | CACHE, "speculation": DRAFT | {"tuning": TUNING}}

@@ -18,6 +18,8 @@ from tests.support.fake_cluster import FakeCluster, Fault, Killed
 from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import manifest
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 
 

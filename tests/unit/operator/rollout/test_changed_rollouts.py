@@ -14,6 +14,8 @@ from tests.support.rollout_world import World, image, served, served_on_nodes
 from tests.unit.operator.rollout.test_retry import REGISTRY_AWAY
 from tests.unit.operator.rollout.test_waiting_plans import Fleet
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 
 

@@ -13,6 +13,8 @@ from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPL
 from tests.support.fake_cluster import FakeCluster, Fault, Killed
 from tests.support.rollout_world import World, image, served
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 
 

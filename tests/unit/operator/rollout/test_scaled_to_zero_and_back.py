@@ -22,6 +22,8 @@ from tests.support.rollout_world import World, image, served_on_nodes
 from tests.unit.operator.rollout.test_put_off import gpus, put_off
 from tests.unit.operator.rollout.test_retry import REGISTRY_AWAY
 
+pytestmark = pytest.mark.deep
+
 State = Callable[[], Awaitable[World]]
 
 

@@ -30,6 +30,8 @@ from tests.support.gpu_nodes import L4, T4, gpu_node, gpu_pod
 from tests.support.rollout_world import World, image, on_nodes
 from tests.support.scheduler import NodePool
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 PRODUCTS = {"T4-16GB": T4, "L4-24GB": L4}
 STRATEGIES = ("Auto", "Auto", "ResourceAware", "Availability")

@@ -15,6 +15,8 @@ from tests.support.fake_cluster import pod_of
 from tests.support.fake_operator import FakeOperator, world
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 Manifest = dict[str, Any]
 GEMV = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}
 

@@ -22,6 +22,8 @@ from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
+pytestmark = pytest.mark.deep
+
 TEXT = "/v1/completions"
 LONG = {"model": "tiny", "prompt": "hi", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 2}
@@ -51,6 +53,7 @@ def test_any_step_counts_however_long_the_queue_is() -> None:
         deadline.step_completed(float(now), is_busy=True)
 
 
+@pytest.mark.quick
 def test_clients_that_try_again_do_not_make_a_dead_engine_look_alive() -> None:
     deadline = StepDeadline(heartbeat_interval_seconds=0)
     for now in range(0, 600, 10):

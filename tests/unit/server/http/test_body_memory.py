@@ -24,6 +24,8 @@ from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 from millstream_runtime.server.openai.requests import TokenizeRequest
 from tests.support.server_thread import ServerThread, serving, wait_for
 
+pytestmark = pytest.mark.deep
+
 LATE_SECONDS = limits.LARGE_BODY_SECONDS + 1
 
 

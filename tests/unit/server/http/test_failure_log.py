@@ -18,6 +18,8 @@ from tests.support.raw_clients import chat, connected
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
+pytestmark = pytest.mark.deep
+
 TEXT = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "a secret", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 

@@ -16,6 +16,8 @@ import pytest
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
+pytestmark = pytest.mark.deep
+
 OK = b"HTTP/1.1 200 "
 
 

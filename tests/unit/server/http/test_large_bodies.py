@@ -24,6 +24,8 @@ from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 from millstream_runtime.server.openai.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from tests.support.server_thread import ServerThread, serving
 
+pytestmark = pytest.mark.deep
+
 TEXT = "/v1/completions"
 SHORT = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 

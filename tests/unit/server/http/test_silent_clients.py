@@ -34,6 +34,8 @@ from tests.support.raw_clients import (
 )
 from tests.support.server_thread import wait_for
 
+pytestmark = pytest.mark.deep
+
 SLOW_READER_SECONDS = 3 * SHORT_SECONDS  # of a limit that a client must not run into when its machine is busy
 
 

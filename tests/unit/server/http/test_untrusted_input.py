@@ -20,6 +20,8 @@ from millstream_runtime.tokenizing import template_limits
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 TEXT = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 

@@ -22,6 +22,8 @@ from millstream_runtime.tokenizing.chat_template import (
 from tests.support.server_thread import ServerThread, serving
 from tests.support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.deep
+
 CHAT, TEXT, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 MESSAGES = [{"role": "user", "content": "hi"}]
 # As Qwen3's does it, and a variable that is printed.
@@ -189,6 +191,7 @@ def test_every_variable_of_the_servers_own_is_reserved() -> None:
     assert template.render(MESSAGES, given) == "None <s> 1 [0]", "even if they were not refused before"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("source", "given"),
     [

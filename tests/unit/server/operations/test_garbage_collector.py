@@ -13,6 +13,8 @@ import pytest
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.server.operations.garbage_collector import freeze_gc
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.fixture(autouse=True)
 def own_collector() -> Iterator[None]:

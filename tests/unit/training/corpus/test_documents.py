@@ -7,6 +7,8 @@ import pytest
 from hack.training.corpus.documents import CHAT, CODE, PROSE, SLICES, Corpus, CorpusDocument, read_corpus
 from hack.training.corpus.sources import SOURCES, STANDARD_LIBRARY, TextSource, files, is_held_out
 
+pytestmark = pytest.mark.deep
+
 SMALL = tuple(source for source in SOURCES if source.name in ("kopf", "aiohttp", "opentelemetry-api"))
 LIBRARY = TextSource(STANDARD_LIBRARY, "PSF-2.0", ("asyncio", "email", "http", "unittest"), ("test",), has_code=True)
 
