@@ -23,6 +23,7 @@ from typing import Any
 import kopf
 
 from millstream_operator import gc_freeze
+from millstream_operator.children.deleted_owners import left_running
 from millstream_operator.facts.api_servers import ApiServers
 from millstream_operator.facts.calibration_record import config_map_name
 from millstream_operator.facts.calibration_store import CalibrationStore
@@ -59,6 +60,7 @@ from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.names import MANAGER
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.settings import Settings
+from millstream_operator.workloads.deployments import DEPLOYMENTS
 
 log = logging.getLogger(__name__)
 
@@ -288,6 +290,12 @@ class Operator:
     def _enqueue_all(self) -> None:
         for manifest in self.index.all(LLM_DEPLOYMENT):
             self._enqueue(owner_key(LLM_DEPLOYMENT, manifest))
+        self._enqueue_left_running()
+
+    def _enqueue_left_running(self) -> None:
+        """Enqueue LLMDeployments that were deleted while no replica led or watched, and that still serve."""
+        for key in left_running(self.index, DEPLOYMENTS):
+            self.queue.add(key)
 
     def _namespaces(self) -> tuple[str | None, ...]:
         return self.settings.watch_namespaces or (None,)
@@ -343,7 +351,7 @@ class Operator:
         return any(changed)
 
     def refresh_facts(self) -> None:
-        """Enqueue deployments whose plans may be outdated: all, or those that wait for GPUs.
+        """Enqueue deployments whose plans may be outdated (all, or those that wait for GPUs), and deleted ones.
 
         Spread over the time until the next refresh, so that a thousand of them delay nothing else.
         """
@@ -355,6 +363,7 @@ class Operator:
                 self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), after_seconds, can_wait=True)
         for key in [*self.reconciler.pinning.waiting.values(), *self.reconciler.rolling.values()]:
             self.queue.add(key, can_wait=True)
+        self._enqueue_left_running()
 
     def _other_gpus(self) -> None:
         """A node or a pod with GPUs has changed: a rollout may go on, or must not drain its next pod."""

@@ -169,8 +169,8 @@ CONTROL = [
     Mutation.of(
         "an object that is being deleted is reconciled until it is gone",
         f"{OPERATOR}/reconciling/reconciler.py",
-        'if manifest is None or manifest["metadata"].get("deletionTimestamp"):',
-        "if manifest is None:",
+        'return None if manifest is None or manifest["metadata"].get("deletionTimestamp") else manifest',
+        "return manifest",
         "operator/reconciling/test_reconciler.py::test_an_object_that_is_being_deleted_is_not_repaired",
     ),
     Mutation.of(
@@ -196,4 +196,51 @@ CONTROL = [
     ),
 ]
 
-MISTAKES = [*PLANNING, *ROLLOUTS, *CONTROL]
+DELETED = "operator/reconciling/test_deleted_owner.py"
+DELETIONS = [
+    Mutation.of(
+        "an object that the index has not is deleted",
+        f"{OPERATOR}/reconciling/stop.py",
+        "        if not is_deleted(await self._client.get(LLM_DEPLOYMENT, key.namespace, key.name), uid):\n"
+        "            return\n",
+        "",
+        f"{DELETED}::test_an_index_that_lost_the_object_costs_nobody_a_pod",
+    ),
+    Mutation.of(
+        "what was read a moment ago is what is written",
+        f"{OPERATOR}/reconciling/stop.py",
+        'change = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}, **self._workloads.to_zero()}',
+        "change = self._workloads.to_zero()",
+        f"{DELETED}::test_orphans_that_are_made_between_look_and_write_keep_their_pods",
+    ),
+    Mutation.of(
+        "an object of the same name is the same object",
+        f"{OPERATOR}/children/deleted_owners.py",
+        'if owner is None or owner["metadata"]["uid"] != uid:',
+        "if owner is None:",
+        f"{DELETED}::test_a_successor_of_the_same_name_serves_with_a_deployment_of_its_own",
+    ),
+    Mutation.of(
+        "an object that is being deleted is deleted",
+        f"{OPERATOR}/children/deleted_owners.py",
+        "return is_terminating and FOREGROUND in finalizers and ORPHANS not in finalizers",
+        "return is_terminating and ORPHANS not in finalizers",
+        f"{DELETED}::test_an_object_whose_children_the_collector_leaves_keeps_its_pods",
+    ),
+    Mutation.of(
+        "one of several owners is the owner",
+        f"{OPERATOR}/children/deleted_owners.py",
+        "    if len(references) != 1 or",
+        "    if not references or",
+        f"{DELETED}::test_another_owners_deployment_is_not_touched",
+    ),
+    Mutation.of(
+        "every key is that of an LLMDeployment that exists",
+        f"{OPERATOR}/app.py",
+        "            self._enqueue(owner_key(LLM_DEPLOYMENT, manifest))\n        self._enqueue_left_running()\n",
+        "            self._enqueue(owner_key(LLM_DEPLOYMENT, manifest))\n",
+        "operator/test_app.py::test_what_was_deleted_while_nobody_watched_is_enqueued",
+    ),
+]
+
+MISTAKES = [*PLANNING, *ROLLOUTS, *CONTROL, *DELETIONS]

@@ -14,6 +14,7 @@ from hack.cluster.errors import ClusterError
 from hack.cluster.steps import Steps
 from tests.soak import results, tools
 from tests.soak.api import TooSlow
+from tests.soak.deletions import deletions
 from tests.soak.leaders import leaders
 from tests.soak.matrices import faults, kills, starts
 from tests.soak.outages import outage
@@ -28,11 +29,12 @@ Run = Callable[[World, argparse.Namespace], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One thing that can be run. `nodes`: simulated GPU nodes."""
+    """One thing that can be run. `nodes`: simulated GPU nodes. `collects_garbage`: with Kubernetes' collector."""
 
     text: str
     run: Run
     nodes: int = NODES
+    collects_garbage: bool = True
 
 
 PROOFS: dict[str, Proof] = {
@@ -53,6 +55,11 @@ PROOFS: dict[str, Proof] = {
     "transitions": Proof(
         "random A → B → A and A → bad → A",
         lambda w, o: transitions(w, count=o.transitions, seed=o.seed, first=o.first, say=_say),
+    ),
+    "deletions": Proof(
+        "many LLMDeployments deleted at once while no garbage collector runs",
+        lambda w, o: deletions(w, objects=o.deletions, say=_say),
+        collects_garbage=False,
     ),
     "scale": Proof(
         "many LLMDeployments over many GPU nodes",
@@ -112,7 +119,8 @@ async def _prove(name: str, found: tools.Tools, options: argparse.Namespace) -> 
     proof = PROOFS[name]
     _say(f"{name}: {proof.text}")
     began = time.monotonic()
-    async with world(found, nodes=options.nodes or proof.nodes, keep=options.keep) as where:
+    nodes = options.nodes or proof.nodes
+    async with world(found, nodes=nodes, keep=options.keep, collects_garbage=proof.collects_garbage) as where:
         if options.keep:
             _say(f"logs: {where.plane.folder}")
         result = await proof.run(where, options)
@@ -169,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="of each way to lose a leader")
     parser.add_argument("--transitions", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="number of the first transition or schedule")
+    parser.add_argument("--deletions", type=int, default=600, help="LLMDeployments that are deleted at once")
     parser.add_argument("--objects", type=int, default=1000, help="LLMDeployments of the scale run")
     parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")

@@ -107,10 +107,10 @@ class Api:
                 if error.status != 409:
                     raise
 
-    async def delete(self, path: str) -> None:
-        """Delete in the background; an object that is gone is no error."""
+    async def delete(self, path: str, policy: str = "Background") -> None:
+        """Delete, in the background by default; an object that is gone is no error."""
         try:
-            await self.request("DELETE", path, {"propagationPolicy": "Background"})
+            await self.request("DELETE", path, {"propagationPolicy": policy})
         except Refused as error:
             if error.status != 404:
                 raise

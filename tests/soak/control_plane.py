@@ -23,6 +23,7 @@ from tests.soak.simulated_pods import stages
 from tests.soak.tools import Tools
 
 START_SECONDS = 120.0
+COLLECTOR = "garbage-collector-controller"
 OPERATOR_USER = "system:serviceaccount:millstream-system:millstream"
 _TOKENS = {
     "admin": ("admin", "system:masters"),
@@ -32,6 +33,14 @@ _TOKENS = {
     # As in a pod, so that the API server's priority levels treat it as they would there.
     "operator": (OPERATOR_USER, "system:serviceaccounts,system:authenticated"),
 }
+# Of controllers and scheduler. No port of their own, so that several control planes can be up at once.
+_FAST = (
+    "--secure-port=0",
+    "--leader-elect=false",
+    "--kube-api-qps=2000",
+    "--kube-api-burst=4000",
+    "--profiling=false",
+)
 # Every write of the operator, when it came and when it was answered; nothing else, so that the log costs nothing.
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -54,6 +63,7 @@ class ControlPlane:
 
     tools: Tools
     keep: bool = False  # leave the folder with all logs
+    collects_garbage: bool = True  # otherwise from `start_collector` on
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="millstream-soak-")))
     processes: list[Process] = field(default_factory=list)
     port: int = field(default_factory=free_port)
@@ -186,25 +196,26 @@ class ControlPlane:
             "--profiling=false",
         )
 
+    def start_collector(self) -> None:
+        """Start the garbage collector as a process of its own, where the controllers run without it."""
+        self._start_controller_manager("garbage-collector", COLLECTOR)
+
     def _start_controllers(self) -> None:
-        # No port of their own, so that several control planes can be up at once.
-        fast = [
-            "--secure-port=0",
-            "--leader-elect=false",
-            "--kube-api-qps=2000",
-            "--kube-api-burst=4000",
-            "--profiling=false",
-        ]
+        left_out = ["node-lifecycle-controller", "node-ipam-controller"]
+        left_out += [] if self.collects_garbage else [COLLECTOR]
+        self._start_controller_manager("kube-controller-manager", ",".join(["*", *(f"-{one}" for one in left_out)]))
+        self._run("kube-scheduler", self.tools.scheduler, f"--kubeconfig={self.kubeconfig('scheduler')}", *_FAST)
+
+    def _start_controller_manager(self, name: str, controllers: str) -> None:
         self._run(
-            "kube-controller-manager",
+            name,
             self.tools.controller_manager,
             f"--kubeconfig={self.kubeconfig('controllers')}",
             f"--service-account-private-key-file={self._token_key}",
-            "--controllers=*,-node-lifecycle-controller,-node-ipam-controller",
+            f"--controllers={controllers}",
             "--horizontal-pod-autoscaler-sync-period=1s",  # what it says of a new autoscaler, not after 15 seconds
-            *fast,
+            *_FAST,
         )
-        self._run("kube-scheduler", self.tools.scheduler, f"--kubeconfig={self.kubeconfig('scheduler')}", *fast)
 
     def _start_kwok(self) -> None:
         self._run(

@@ -189,6 +189,11 @@ def _scale(result: Result) -> list[str]:
     return failures + [f"left behind: {orphan}" for orphan in result["deleted_without_operator"]["orphans"]]
 
 
+def _deletions(result: Result) -> list[str]:
+    """`problems` has the rest."""
+    return _over(result, {"writes_per_deployment": 1})
+
+
 def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]:
     return [f"{word}{name} is {result[name]}, over {limit}" for name, limit in limits.items() if result[name] > limit]
 
@@ -199,5 +204,6 @@ _GOALS = {
     "transitions": _transitions,
     "outage": _outage,
     "leaders": _leaders,
+    "deletions": _deletions,
     "scale": _scale,
 }

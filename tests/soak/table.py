@@ -66,6 +66,14 @@ def _rest(found: dict[str, Document]) -> str:
         rows += _schedules(engine)
     if speculation := found.get("speculation", {}).get("result"):
         rows += _speculation(speculation)
+    if deleted := found.get("deletions", {}).get("result"):
+        rows.append(
+            [
+                f"{deleted['objects']} deleted at once, without a garbage collector: all pods ended",
+                "one write each",
+                f"{deleted['pods_ended_seconds']} s, {deleted['writes_per_deployment']} writes each",
+            ]
+        )
     if scale := found.get("scale", {}).get("result"):
         rows += _scale(scale)
     return _markdown(["what", "goal", "found"], rows) if rows else ""

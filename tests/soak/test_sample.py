@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.soak.deletions import deletions
 from tests.soak.experiments import SCENARIOS, Scenario
 from tests.soak.faults import ANSWERS, KILLS
 from tests.soak.hub_scenarios import HUB_SCENARIOS
@@ -15,8 +16,10 @@ from tests.soak.matrices import faults, kills, starts
 from tests.soak.outages import outage
 from tests.soak.results import missed
 from tests.soak.scale import scale
+from tests.soak.simulated_nodes import NODES
+from tests.soak.tools import Tools
 from tests.soak.transitions import transitions
-from tests.soak.world import World
+from tests.soak.world import World, world
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900), pytest.mark.deep]
 
@@ -69,3 +72,9 @@ async def test_at_rest_it_writes_nothing_and_neither_does_a_restart(where: World
     result = await scale(where, objects=16, samples=3, idle_seconds=5, yardstick=False)
     assert [result[word]["writes"] for word in ("idle", "restart", "idle after the restart")] == [0, 0, 0]
     assert result["crashes"] == []
+
+
+async def test_what_is_deleted_stops_serving_without_a_garbage_collector(programs: Tools) -> None:
+    async with world(programs, nodes=NODES, collects_garbage=False) as without:
+        result = await deletions(without, objects=12)
+    assert missed("deletions", result) == []

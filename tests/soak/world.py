@@ -47,9 +47,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(tools: Tools, *, nodes: int = 4, keep: bool = False) -> AsyncIterator[World]:
+async def world(
+    tools: Tools, *, nodes: int = 4, keep: bool = False, collects_garbage: bool = True
+) -> AsyncIterator[World]:
     """Start everything; afterwards nothing is left of it."""
-    async with ControlPlane(tools, keep=keep) as plane:
+    async with ControlPlane(tools, keep=keep, collects_garbage=collects_garbage) as plane:
         for path in sorted((ROOT / "crds").glob("*.yaml")):
             manifest: Object = yaml.safe_load(path.read_text())
             await plane.admin.create(CRD_PATH, manifest)

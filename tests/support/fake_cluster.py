@@ -308,8 +308,12 @@ class FakeClusterClient(ClusterClient):
         self.writes += 1
 
         def do() -> Manifest:
-            if self.cluster.get(kind, name, namespace) is None:
+            live = self.cluster.get(kind, name, namespace)
+            if live is None:
                 refuse(404, "NotFound", f"{kind.plural} {name!r} not found")
+            version = change.get("metadata", {}).get("resourceVersion")
+            if version not in (None, live["metadata"]["resourceVersion"]):
+                refuse(409, "Conflict", f"{name!r}: the object has been modified")
             return self.cluster.edit(kind, name, lambda live: _merge_patch(live, change), namespace)
 
         return self._do(Request("merge", kind.kind, name), do)

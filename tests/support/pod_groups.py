@@ -58,6 +58,9 @@ class PodGroups:
             held=live["spec"].get("updatedGroups"),
         )
 
+    def to_zero(self) -> Manifest:
+        return {"spec": {"groups": 0}}
+
     def templates(self, live: Manifest) -> Sequence[Manifest]:
         return (live["spec"]["podTemplate"],)
 

@@ -1,11 +1,12 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    read -> plan -> compare -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate
-         -> requeue
+    stop -> read -> plan -> compare -> decide -> announce -> apply -> prune -> companions -> probe -> report
+         -> calibrate -> requeue
 
-Each stage takes the turn's `ReconcileContext` and has a file of its own here. Level-triggered: a turn looks at
-everything and remembers nothing that it could not find out again, so it may be killed before or after any of its
-writes. Reads come from the index; a live GET comes before anything destructive.
+Each stage takes the turn's `ReconcileContext` and has a file of its own here; `stop` is about deleted LLMDeployments of
+the same name and takes the key alone. Level-triggered: a turn looks at everything and remembers nothing that it could
+not find out again, so it may be killed before or after any of its writes. Reads come from the index; a live GET comes
+before anything destructive.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from millstream_operator.reconciling.probe import ProbeStage
 from millstream_operator.reconciling.prune import prune
 from millstream_operator.reconciling.report import ReportStage
 from millstream_operator.reconciling.requeue import requeue
+from millstream_operator.reconciling.stop import StopStage
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.adoption_limit import MAX_CONCURRENT_ADOPTIONS, AdoptionLimit
 from millstream_operator.rollout.pinning import Chosen, Pinning
@@ -110,6 +112,7 @@ class Reconciler:
         self.pinning = Pinning(facts, defaults.plan, defaults.pods, AdoptionLimit(index, max_adoptions))
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
+        self._stop = StopStage(client, index, workloads)
         self._restorer = StatusRestorer(later)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
         inspector = Inspector(
@@ -132,23 +135,32 @@ class Reconciler:
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
-        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
-        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
-            self._reports.follow(key, ())
-            if self._drafting is not None:
-                self._drafting.follow(key, "", ())
-            if self._step_reports is not None:
-                self._step_reports.follow(key, None)
-            self._shared.forget(key)
-            return  # the garbage collector deletes its children by their owner references
+        if self._existing(key) is None:
+            self._unfollow(key)
         try:
-            await self._reconcile(key, manifest)
+            await self._stop.run(key)
+            if (manifest := self._existing(key)) is not None:
+                await self._reconcile(key, manifest)
         except ApiUnreachable as error:
             raise RetryLater(str(error)) from error
         except ApiError as error:
             if namespace_is_terminating(error):
                 return
             raise RetryLater(f"{error.status} {error.message}", error.retry_after_seconds) from error
+
+    def _existing(self, key: OwnerKey) -> Manifest | None:
+        """Return the LLMDeployment, unless it is being deleted: the garbage collector deletes its children."""
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
+        return None if manifest is None or manifest["metadata"].get("deletionTimestamp") else manifest
+
+    def _unfollow(self, key: OwnerKey) -> None:
+        """Ask no pod of a deleted LLMDeployment any more."""
+        self._reports.follow(key, ())
+        if self._drafting is not None:
+            self._drafting.follow(key, "", ())
+        if self._step_reports is not None:
+            self._step_reports.follow(key, None)
+        self._shared.forget(key)
 
     async def _reconcile(self, key: OwnerKey, manifest: Manifest) -> None:
         try:

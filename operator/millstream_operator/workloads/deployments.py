@@ -56,6 +56,9 @@ class Deployments:
             held_of=held_of(live) if held is not None else None,
         )
 
+    def to_zero(self) -> Manifest:
+        return {"spec": {"replicas": 0}}
+
     def templates(self, live: Manifest) -> Sequence[Manifest]:
         return (live["spec"]["template"],)
 

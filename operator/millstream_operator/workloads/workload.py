@@ -4,6 +4,7 @@
     Workload.read     the live object -> WorkloadState: which revision it makes, its counts, its failures
     Workload.replicas pods -> Replicas: a replica is a group of one or more pods, on one or more nodes
     Workload.needs    pod template -> ReplicaNeeds: the GPUs that a replica takes, over nodes
+    Workload.to_zero  the change of the live object that ends all its pods
 
 Implemented once per kind of object: `deployments.py` (a replica is one pod). Called by `reconciling/` (reads and
 writes the object), `rollout/` (decides by state and replicas), `facts/` (claims GPUs and looks for room) and `status/`.
@@ -68,6 +69,10 @@ class Workload(Protocol):
         ...
 
     def read(self, live: Manifest) -> WorkloadState: ...
+
+    def to_zero(self) -> Manifest:
+        """Return the merge patch that scales the live object to zero: its pods end, each with its grace period."""
+        ...
 
     def templates(self, live: Manifest) -> Sequence[Manifest]:
         """Return the pod templates that the live object makes pods of."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from millstream_operator.kube.kinds import OPTIONAL, WATCHED
+from millstream_operator.kube.kinds import BY_KIND, LLM_DEPLOYMENT, OPTIONAL, WATCHED
+from tests.support.fake_operator import served
 from tests.support.helm_chart import (
     Document,
     environment,
@@ -114,6 +115,24 @@ def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
     for kind in (*WATCHED, *OPTIONAL):
         wanted = {"get", "list"} | ({"watch"} if kind in WATCHED else set()) | (written if kind.owned else set())
         assert granted[kind.group, kind.plural] == wanted, kind.kind
+
+
+async def test_no_right_is_missing_where_a_deleted_llmdeployment_is_stopped() -> None:
+    (role,) = of_kind(render("inventory.mode=Disabled"), "ClusterRole")
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    operator = await served()
+    operator.cluster.remove(LLM_DEPLOYMENT, "demo")
+    await operator.turn()
+    verbs = {"get": "get", "merge": "patch"}
+    asked = [(BY_KIND[one.kind], verbs[one.verb]) for one in operator.client.requests]
+    assert "patch" in {verb for _, verb in asked}
+    assert {(kind.group, kind.plural, verb) for kind, verb in asked} <= granted
 
 
 def test_the_role_in_the_namespace_default_can_be_left_out() -> None:

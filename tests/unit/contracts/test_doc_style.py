@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 GENERATED = {"api.md", "chart.md"}
-PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CHANGELOG.md", "SECURITY.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 WRITTEN = sorted(page for page in PAGES if Path(page).name not in GENERATED)
 WIDTH = 120
 # Words that this project once used in a sense of its own, or where a sentence should say who does what.

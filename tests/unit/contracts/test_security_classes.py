@@ -75,6 +75,30 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "server/http/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
         "server/test_lifecycle.py::test_prefix_hits_are_told_in_usage_and_metrics",
     ),
+    "predictable hashes of prefixes (CVE-2025-25183)": (
+        "contracts/test_security_classes.py::test_prefixes_are_found_by_a_hash_that_no_client_can_make_collide",
+    ),
+    "headers without end (CVE-2025-48956)": (
+        "server/http/test_protocol.py::test_what_never_ends_is_cut_off",
+        "server/http/test_protocol.py::test_a_head_above_the_cap_is_refused_although_it_ends_in_its_last_read",
+    ),
+    "template in a request, or without end (CVE-2025-61620, CVE-2026-115911)": (
+        "server/http/test_untrusted_input.py::"
+        "test_a_template_that_computes_without_end_is_a_400_and_others_are_served_meanwhile",
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # chat_template in a request is refused
+    ),
+    "structured output that ends the engine (CVE-2026-105757)": (
+        "server/http/test_error_words.py::test_what_vllm_and_sglang_have_and_this_server_has_not_is_refused_as_such",
+    ),
+    "regex of a tool parser (CVE-2025-48887)": (
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # tools are refused
+    ),
+    "ranks that meet at an open port (CVE-2025-47277)": (
+        "contracts/test_security_classes.py::test_ranks_meet_in_a_file_and_at_no_port",
+    ),
+    "revision that is pinned in part (CVE-2026-47155)": (
+        "sources/test_fetch_hub.py::test_a_branch_that_moves_during_the_download_gives_one_commit",
+    ),
     "untrusted tensors (CVE-2025-62164)": (
         "models/loading/test_checkpoint.py::test_pickled_weights_are_refused_unread",
         "contracts/test_security_classes.py::test_no_shipped_code_can_run_what_it_was_sent",
@@ -154,6 +178,23 @@ def test_the_server_has_no_http_client() -> None:
     client = re.compile(r"^\s*(import|from) (requests|httpx|aiohttp|urllib|http\.client)\b", re.MULTILINE)
     files = (ROOT / "runtime" / "millstream_runtime" / "server").rglob("*.py")
     assert [path.name for path in files if client.search(path.read_text())] == []
+
+
+def test_prefixes_are_found_by_a_hash_that_no_client_can_make_collide() -> None:
+    source = (ROOT / "runtime/millstream_runtime/engine/scheduling/prefix_cache.py").read_text(encoding="utf-8")
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    assert "hashlib.sha256" in calls
+    assert "hash" not in calls
+
+
+def test_ranks_meet_in_a_file_and_at_no_port() -> None:
+    """torch's TCPStore listens on every interface; `tcp://` and `env://` use it."""
+    files = sorted((ROOT / "runtime" / "millstream_runtime").rglob("*.py"))
+    found = {path.name: path.read_text(encoding="utf-8") for path in files if "init_process_group(" in path.read_text()}
+    assert found
+    for name, text in found.items():
+        assert "FileStore(" in text, name
+        assert not re.search(r"TCPStore|init_method|tcp://|env://", text), name
 
 
 def test_keys_are_compared_in_constant_time() -> None:

@@ -15,9 +15,10 @@ from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
 from millstream_operator.kube.client import ApiError, ApiUnreachable
 from millstream_operator.kube.index import OwnerKey
-from millstream_operator.kube.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
 from millstream_operator.settings import read_settings
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.fake_operator import served
 from tests.support.gpu_nodes import gpu_node
 from tests.support.llmdeployments import manifest
 
@@ -98,6 +99,30 @@ async def test_a_listing_finds_what_the_watches_missed() -> None:
     cluster.remove(LLM_DEPLOYMENT, "demo")
     await one.listings.resync()
     assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+@pytest.mark.parametrize("look", ["regular look", "take-over"])
+async def test_what_was_deleted_while_nobody_watched_is_enqueued(look: str) -> None:
+    """Its Deployment names an owner that is no more: no watch tells of that."""
+    serving = (await served()).cluster
+    serving.remove(LLM_DEPLOYMENT, "demo")
+    one = operator()
+    one.client = one.listings.client = FakeClusterClient(serving)
+    await one.listings.first()
+    for _ in range(2):
+        one.queue.schedule.clear()
+        if look == "take-over":
+            one._enqueue_all()
+        else:
+            one.refresh_facts()
+        assert one.queue.schedule.pop(float("inf")) == DEMO, "until it is stopped"
+        one.queue.schedule.done(DEMO, 0.0, failed=False)
+    serving.edit(DEPLOYMENT, "demo", lambda live: live["spec"].update(replicas=0))
+    await one.listings.resync()
+    one.queue.schedule.clear()
+    one.refresh_facts()
+    one._enqueue_all()
+    assert one.queue.schedule.pop(float("inf")) is None
 
 
 async def test_watched_namespaces_are_listed_one_by_one() -> None:

@@ -41,6 +41,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "crashes": [],
         "problems": [],
     },
+    "deletions": {"writes_per_deployment": 1.0, "crashes": [], "problems": []},
     "leaders": {"slowest_takeover_seconds": 16, "writes_out_of_turn": [], "crashes": [], "problems": []},
     "scale": {
         "ratio": 1.5,
@@ -76,6 +77,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("speculation", {"schedules_that_met": {**GOOD["speculation"]["schedules_that_met"], "preemptions": 1}}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),
+    ("deletions", {"writes_per_deployment": 1.5}),
+    ("deletions", {"problems": ["Deployments that ask for pods: {'llm-0003'}, and not set()"]}),
     ("leaders", {"slowest_takeover_seconds": 20.5}),
     ("leaders", {"writes_out_of_turn": ["one wrote"]}),
     ("scale", {"ratio": 2.01}),

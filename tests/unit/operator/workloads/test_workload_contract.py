@@ -16,6 +16,7 @@ from millstream_operator import workloads
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.api.status import AppliedStrategy, RolloutPhase
+from millstream_operator.children.deleted_owners import running_for
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.cluster_facts import ClusterFacts
@@ -45,7 +46,7 @@ from tests.support.pod_groups import KITS, WorkloadKit
 
 Manifest = dict[str, Any]
 GPUS_PER_POD = 8
-METHODS = {"kind", "roles", "render", "read", "templates", "replicas", "needs"}
+METHODS = {"kind", "roles", "render", "read", "to_zero", "templates", "replicas", "needs"}
 
 
 @pytest.fixture(params=KITS)
@@ -137,6 +138,14 @@ def test_the_object_is_rendered_with_the_replicas_and_the_revision(kit: Workload
         assert not state.is_observed
         assert list(kit.workloads.templates(rendered)) == [template]
         assert rendered["kind"] == kit.workloads.kind.kind
+
+
+def test_the_object_of_a_deleted_owner_is_scaled_to_zero(kit: WorkloadKit) -> None:
+    live = kit.live(owner(replicas=3), revision(kit, owner()).template, 3)
+    assert running_for(kit.workloads, live) == owner().metadata.uid
+    live["spec"] |= kit.workloads.to_zero()["spec"]
+    assert kit.workloads.read(live).wanted == 0
+    assert running_for(kit.workloads, live) is None
 
 
 def test_a_rollout_that_is_held_says_at_how_many_and_another_is_rendered_as_before(kit: WorkloadKit) -> None:
