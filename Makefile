@@ -35,8 +35,8 @@ test-rest: supported ## what `make test-all` runs and `make test` does not
 	@$(PYTHON) -m tests.run rest
 
 .PHONY: unit
-unit: venv ## unit tests, a process per core, at most four: no cluster, no Docker; all of them, or those of TIER
-	$(BIN)/pytest tests/unit tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile $(call TIMED,unit)
+unit: venv ## unit tests and the suite of attacks, a process per core, at most four: no cluster, no Docker; all, or those of TIER
+	$(BIN)/pytest tests/unit tests/security tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile $(call TIMED,unit)
 
 # The tests of a tier, and their times in .tools/test-times.json.
 TIER ?= whole

@@ -23,6 +23,7 @@ settings.load_profile("millstream")
 
 HERE = Path(__file__).resolve().parent
 WITH_PROCESSES = {
+    HERE / "security",
     HERE / "soak",
     *(
         HERE / "unit" / name
