@@ -256,7 +256,7 @@ SECURITY = [
     Mutation.of(
         "a pattern matches one character at least",
         f"{RUNTIME}/tokenizing/text_growth.py",
-        "    return 1.0 + content_bytes\n",
+        "    return 1.0 + 2 * content_bytes\n",
         "    return max(1.0, content_bytes)\n",
         "tokenizing/test_text_growth.py::test_no_character_grows_beyond_the_bound_of_a_step",
     ),

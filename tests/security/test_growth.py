@@ -69,7 +69,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "one long replacement": ({"normalizer": replace("a", "x" * 1000)}, "can make 1000 bytes of one"),
     "one long replacement of a pattern": (
         {"normalizer": replace_matches("zq", "x" * 1000)},
-        "can make 1001 bytes of one",
+        "can make 2001 bytes of one",
     ),
     "a long prefix": ({"normalizer": {"type": "Prepend", "prepend": "x" * 1000}}, "can make 1001 bytes of one"),
     "many prefixes": ({"normalizer": sequence(*[PREPEND] * 20)}, "16 times as many bytes of"),
@@ -134,7 +134,7 @@ def unseen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 
 @pytest.mark.parametrize("route", ["completions", "chat", "tokenize"])
 def test_a_prompt_that_would_fill_the_memory_is_refused_and_others_are_served(unseen: ServerThread, route: str) -> None:
-    bodies = {
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "completions": ("/v1/completions", {"prompt": "a#", "max_tokens": 1}),
         "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a#"}], "max_tokens": 1}),
         "tokenize": ("/tokenize", {"prompt": "a#"}),

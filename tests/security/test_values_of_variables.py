@@ -216,7 +216,8 @@ async def shown_by_the_operator(failure: dict[str, str], caplog: pytest.LogCaptu
         operator.cluster.run_jobs(json.dumps(failure), 1)
         await operator.turn()
     assert operator.condition("Ready")["message"].startswith(failure["message"][:40])
-    events = [request.body for request in operator.client.written if request.kind == "Event"]
+    events = operator.cluster.events
+    assert events, "the failure is an Event"
     metrics = OperatorMetrics().exposition().decode()
     return json.dumps([operator.status(), events], default=str) + caplog.text + metrics
 
@@ -358,6 +359,8 @@ def test_a_server_shows_no_variable_in_answers_metrics_and_log(tmp_path: Path, e
         environment.setenv(variable, f"http://{MARKER}:{MARKER}@127.0.0.1:9/{MARKER}" if "NO_" not in variable else "*")
     with logged(environment) as log, serving(write_model(tmp_path / "m")) as server:
         server.wait_ready()
+        for variable in VARIABLES:  # or the client of this test would use them
+            environment.delenv(variable)
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 1}
         answers = [server.post("/v1/completions", body), server.post("/v1/completions", {**body, "n": -1})]
         paths = ("/ready", "/health", "/metrics", "/version", "/v1/models", "/openapi.json", f"/{'x' * 20}")
@@ -371,8 +374,6 @@ def test_a_refused_spec_shows_no_value_of_a_variable(tmp_path: Path, capsys: pyt
     entries: tuple[dict[str, Any], ...] = (
         {"name": "MILLSTREAM_X", "value": MARKER},
         {"name": "A", "value": MARKER, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
-        {"name": "A", "value": MARKER * 1000},
-        {"name": "A", "value": [MARKER]},
         {"name": "1A", "value": MARKER},
     )
     for entry in entries:

@@ -188,12 +188,12 @@ def decoder_bound(step: Step) -> float:
 
 
 def _replaced(step: Step) -> float:
-    """A pattern of text is as long as what it replaces; a regular expression may match nothing, at each character."""
+    """A text is as long as the pattern that matches it; a regular expression may match nothing, around a character."""
     content_bytes = _utf8_bytes(step["content"])
     pattern = str(step["pattern"].get("String", ""))
     if pattern:
         return max(1.0, content_bytes / _utf8_bytes(pattern))
-    return 1.0 + content_bytes
+    return 1.0 + 2 * content_bytes
 
 
 def _longest_mapped_bytes(step: Step) -> float:
@@ -215,7 +215,7 @@ def _copies(step: Step) -> float:
     """How often a post-processor repeats a prompt."""
     if step["type"] != "TemplateProcessing":
         return _known(step, dict.fromkeys(POST_PROCESSORS, 1.0), "post-processor")
-    copies = [
+    copies: list[float] = [
         sum(piece.get("Sequence", {}).get("id") == name for piece in step[template])
         for template in ("single", "pair")
         for name in ("A", "B")
