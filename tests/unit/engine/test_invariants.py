@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.drafters import OftenRight
 from tests.support.engines import MakeEngine, WriteModel
+from tests.support.pairs import every_pair
 from tests.support.ways import (
     CROWDED,
     EXECUTIONS,
@@ -35,9 +36,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.deep]
 
 
 @pytest.mark.matrix("way")
-@pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "execution", "sampling"), every_pair(WAYS, [*EXECUTIONS, *CROWDED], SAMPLINGS))
 def test_a_request_is_answered_as_if_it_were_alone(
     way: str,
     sampling: str,

@@ -30,6 +30,7 @@ from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import CASES, dense
 from tests.support.kv_numbers import spoil_blocks
+from tests.support.pairs import every_pair
 from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import write_family
@@ -147,9 +148,7 @@ def execution_for(model: str, execution: Execution | None) -> Execution | None:
 
 
 @pytest.mark.matrix("model")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("stored", QUANTIZED)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "way", "stored"), every_pair(MODELS, WAYS, QUANTIZED))
 def test_a_request_is_answered_as_if_it_were_alone(
     model: str,
     stored: KVCacheDType,
@@ -167,9 +166,10 @@ def test_a_request_is_answered_as_if_it_were_alone(
 
 
 @pytest.mark.matrix("model")
-@pytest.mark.parametrize("way", ["together", "prefix hits", "small chunks beside answers", "preempted"])
-@pytest.mark.parametrize("stored", QUANTIZED)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "way", "stored"),
+    every_pair(MODELS, ["together", "prefix hits", "small chunks beside answers", "preempted"], QUANTIZED),
+)
 def test_drafts_change_no_token(
     model: str,
     stored: KVCacheDType,
@@ -234,10 +234,10 @@ SICK = "1"
 
 
 @pytest.mark.matrix("model")
-@pytest.mark.parametrize("is_scattered", [False, True], ids=["as they come", "scattered"])
-@pytest.mark.parametrize("mode", ["plain", "overlapped", "replayed and overlapped", "in small chunks"])
-@pytest.mark.parametrize("stored", QUANTIZED)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "stored", "mode", "is_scattered"),
+    every_pair(MODELS, QUANTIZED, ["plain", "overlapped", "replayed and overlapped", "in small chunks"], [False, True]),
+)
 def test_bad_numbers_end_their_own_request_alone(
     model: str,
     stored: KVCacheDType,

@@ -116,6 +116,7 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, set[Kind]]] 
 
 
 @pytest.mark.deep
+@pytest.mark.matrix
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found(defect: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in, model, kinds = DEFECTS[defect]

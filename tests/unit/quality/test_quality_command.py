@@ -215,6 +215,7 @@ def test_data_that_is_gone_after_it_was_read_costs_no_verdict(
     assert (code, report["data"]["sha256"]) == (0, expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
 def test_a_report_takes_the_place_of_no_file_of_a_model(
     base: Path, changed: Changed, data: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.deep
 METHODS = ("rtn", "awq", "gptq")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_killed_goes_on_and_gives_the_same_bytes(
     method: str, tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -236,6 +236,7 @@ def test_its_own_held_out_documents_judge(tiny: Path, data: Path, tmp_path: Path
     assert (found["figures"]["slice"], found["figures"]["num_documents"]) == ("mine", 25)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", Method)
 def test_the_operator_predicts_the_bytes_of_the_files(method: str, tmp_path: Path) -> None:
     out, data = tmp_path / "made", DEMO.parent / "held_out.jsonl"

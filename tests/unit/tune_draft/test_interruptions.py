@@ -96,6 +96,7 @@ def whole(
     return tune(target, draft, data, out, *EIGHT_STEPS), contents(out)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -14,6 +14,7 @@ from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.static_decode import StaticAttention, StaticDecode
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from tests.support.pairs import every_pair
 from tests.unit.engine.attention.test_paged_attention import BLOCK, CASES, SPECS, cache_of, slots_of
 from tests.unit.engine.execution.graphs.test_static_decode import BUCKETS, TABLES, Tables, chunk_input, padded
 
@@ -41,10 +42,7 @@ def poisoned(cache: KVCache, kept_slots: list[int], value: float) -> KVCache:
 
 
 @pytest.mark.matrix("name")
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("latent_dim", [None, 10])
-@pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "spec_name", "latent_dim", "bad"), every_pair(CASES, SPECS, [None, 10], BAD))
 def test_in_every_plan(
     name: str, spec_name: str, latent_dim: int | None, bad: str, compiled_code: LoadedCode | None
 ) -> None:
@@ -79,11 +77,9 @@ def test_in_the_context_of_another_request_of_the_step(
 
 
 @pytest.mark.matrix("name")
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("bucket", BUCKETS)
-@pytest.mark.parametrize("latent_dim", [None, 10])
-@pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    ("name", "spec_name", "latent_dim", "bucket", "bad"), every_pair(TABLES, SPECS, [None, 10], BUCKETS, BAD)
+)
 def test_in_padded_decodes(name: str, spec_name: str, latent_dim: int | None, bucket: Bucket, bad: str) -> None:
     rows, spec = TABLES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
     cache, generator = padded(pool_of(latent_dim)), torch.Generator().manual_seed(2)

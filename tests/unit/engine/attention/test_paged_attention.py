@@ -20,6 +20,7 @@ from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.config.rope_config import RopeConfig
 from millstream_runtime.models.layers.attention import AttentionSpec
 from millstream_runtime.models.layers.rope import rotary_table, rotate_
+from tests.support.pairs import every_pair
 
 BLOCK = 16
 
@@ -221,10 +222,9 @@ def seen_in(one: AttentionChunk, spec: AttentionSpec) -> list[list[int]]:
 
 
 @pytest.mark.matrix("name", "spec_name")
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("latent_dim", [None, 10])
-@pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.parametrize("slab_bytes", [None, 700])
+@pytest.mark.parametrize(
+    ("name", "spec_name", "latent_dim", "slab_bytes"), every_pair(TREES, SPECS, [None, 10], [None, 700])
+)
 def test_a_draft_of_a_tree_sees_known_tokens_and_its_own_path(
     name: str,
     latent_dim: int | None,

@@ -18,6 +18,7 @@ from tests.support.drafting_engines import DRAFT_MODEL, EAGLE, MEDUSA_TREE, coun
 from tests.support.eagle_heads import EagleReference, WriteHead, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel
 from tests.support.medusa_heads import write_medusa_heads
+from tests.support.pairs import every_pair
 from tests.support.tree_drafters import OftenOnTheTree, count_moved
 from tests.support.ways import (
     SAMPLINGS,
@@ -36,9 +37,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread", "drafts_catch_up_by_fixed_ch
 
 
 @pytest.mark.matrix("way")
-@pytest.mark.parametrize("execution", SPECULATING)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "execution", "sampling"), every_pair(WAYS, SPECULATING, SAMPLINGS))
 def test_drafts_change_no_token(
     way: str,
     sampling: str,
@@ -116,10 +115,9 @@ def test_an_eagle_head_changes_no_token(
 @pytest.mark.deep
 @pytest.mark.matrix("way")
 @pytest.mark.parametrize(
-    "execution", ["speculating", "speculating, in small chunks", "speculating, the governor flips"]
+    ("way", "execution", "sampling"),
+    every_pair(WAYS, ["speculating", "speculating, in small chunks", "speculating, the governor flips"], SAMPLINGS),
 )
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("way", WAYS)
 def test_a_tree_of_drafts_changes_no_token(
     way: str,
     sampling: str,
