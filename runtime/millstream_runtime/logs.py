@@ -16,6 +16,9 @@ from millstream_runtime.unblocked_stderr import take_dropped_writes
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
 FORMAT_VARIABLE = "MILLSTREAM_LOG_FORMAT"
+# Libraries that send to addresses of the environment. Their messages quote these, headers and what a server answered,
+# all of which may be secret, so only their place in the code is logged.
+SENDING_LIBRARIES = ("opentelemetry", "requests", "urllib3")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -47,6 +50,7 @@ class _Formatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        record = _without_addresses(record)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info:
@@ -67,6 +71,17 @@ class _Handler(logging.StreamHandler[TextIO]):
             lost = {"name": record.name, "levelno": logging.WARNING, "levelname": "WARNING"}
             super().emit(logging.makeLogRecord({**lost, **fields}))
         super().emit(record)
+
+
+def _without_addresses(record: logging.LogRecord) -> logging.LogRecord:
+    """The record; of a library that sends, its place in the code, and the type of its exception."""
+    if record.name.partition(".")[0] not in SENDING_LIBRARIES:
+        return record
+    fields: dict[str, object] = {"library": record.name, "at": f"{record.filename}:{record.lineno}"}
+    if record.exc_info and record.exc_info[0] is not None:
+        fields["error"] = record.exc_info[0].__name__
+    kept = {name: getattr(record, name) for name in ("name", "levelno", "levelname", "created", "msecs")}
+    return logging.makeLogRecord({**kept, "msg": "library_warning", "fields": fields})
 
 
 def configure_logging(default_level: str = "info") -> None:

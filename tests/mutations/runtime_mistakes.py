@@ -245,6 +245,51 @@ SERVER = [
     ),
 ]
 
+SECURITY = [
+    Mutation.of(
+        "an address is shown without its user and password",
+        f"{RUNTIME}/sources/hugging_face.py",
+        "DEFAULT_ENDPOINT if endpoint == DEFAULT_ENDPOINT else OTHER_HUB",
+        'endpoint.rpartition("@")[2]',
+        "sources/test_addresses.py::test_the_default_hub_is_shown_and_another_is_not",
+    ),
+    Mutation.of(
+        "all servers of a download are the one that was asked first",
+        f"{RUNTIME}/sources/addresses.py",
+        "is_here = origin(url) == origin(self.url)",
+        "is_here = bool(origin(url))",
+        "sources/test_addresses.py::test_another_server_is_named_by_who_redirects_to_it",
+    ),
+    Mutation.of(
+        "a panic is an Exception by itself",
+        f"{RUNTIME}/rust_panics.py",
+        "if error is not None and is_panic(error):",
+        "if isinstance(error, Exception) and is_panic(error):",
+        "runtime/test_rust_panics.py::test_a_panic_becomes_an_exception_that_does_not_quote_it",
+    ),
+    Mutation.of(
+        "whatever is no Exception is a panic",
+        f"{RUNTIME}/rust_panics.py",
+        "return kind.__name__ == PANIC_NAME and kind.__module__ == PANIC_MODULE",
+        "return not issubclass(kind, Exception)",
+        "runtime/test_rust_panics.py::test_what_is_no_panic_passes",
+    ),
+    Mutation.of(
+        "a text that the probes do not make grow does not grow",
+        f"{RUNTIME}/tokenizing/text_growth.py",
+        "if not self._normalizers or width_bytes * len(text) * self._bound <= MAX_NORMALIZED_BYTES:",
+        "if not self._normalizers or width_bytes * len(text) * MAX_GROWTH <= MAX_NORMALIZED_BYTES:",
+        "tokenizing/test_text_growth.py::test_a_pattern_that_no_probe_has_is_measured_where_a_text_has_it",
+    ),
+    Mutation.of(
+        "a pattern matches one character at least",
+        f"{RUNTIME}/tokenizing/text_growth.py",
+        "    return 1.0 + 2 * content_bytes\n",
+        "    return max(1.0, content_bytes)\n",
+        "tokenizing/test_text_growth.py::test_no_character_grows_beyond_the_bound_of_a_step",
+    ),
+]
+
 KERNEL_STARTS = [
     Mutation.of(
         "the layers of a step differ in their pools alone",
@@ -277,4 +322,4 @@ KERNEL_STARTS = [
     ),
 ]
 
-MISTAKES = [*ENGINE, *MODELS, *SERVER, *KERNEL_STARTS]
+MISTAKES = [*ENGINE, *MODELS, *SERVER, *SECURITY, *KERNEL_STARTS]

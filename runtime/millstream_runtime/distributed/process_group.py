@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from millstream_runtime.distributed.symmetric_memory import Summing, SymmetricSu
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LOOPBACK = "lo"
+LEAST_SECRET_CHARACTERS = 4  # shorter values are words and numbers that errors have anyway
 # NCCL's own watchdog ends the process without a reason. It comes after the leader's deadline, which gives one.
 NCCL_WATCHDOG_FACTOR = 5
 
@@ -149,8 +151,19 @@ def collective_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        said = _first_line(error)[:500]
+        said = without_values(_first_line(error), os.environ)[:500]
         raise RuntimeFailure(FailureReason.NCCL_FAILED, f"The ranks lost each other: {said}.") from error
+
+
+def without_values(said: str, environment: Mapping[str, str]) -> str:
+    """The words of gloo or NCCL, with `$GLOO_SOCKET_IFNAME` for its value: a variable may come from a Secret."""
+    for name, value in environment.items():
+        if not name.startswith(("GLOO_", "NCCL_")) or name == "NCCL_DEBUG":
+            continue
+        parts = {part for part in (value, *re.split("[,:=^]+", value)) if len(part) >= LEAST_SECRET_CHARACTERS}
+        for part in sorted(parts, key=len, reverse=True):
+            said = said.replace(part, f"${name}")
+    return said
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -4,15 +4,18 @@
               ── 401 ──▶ the Auth answers the challenge once
               ── 408, 429, 5xx, lost ──▶ `Retry`: exponential backoff, or what Retry-After asks for
 
-Only HTTP handlers are installed, so a redirect to `file:` or `ftp:` fails. Query strings are removed from every
-message, because the signed URL of a CDN is a credential.
+Only HTTP handlers are installed, so a redirect to `file:` or `ftp:` fails. No message has an address, or what a server
+or a proxy wrote: they name the server as `NamedServer` does.
 """
 
 from __future__ import annotations
 
 import email.utils
 import http.client
+import os
+import re
 import secrets
+import socket
 import ssl
 import time
 import urllib.error
@@ -21,17 +24,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 from millstream_runtime import __version__
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.sources.addresses import NamedServer, origin
 
 MAX_REDIRECTS = 8
 ERROR_BODY_LIMIT_BYTES = 2048
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-
-Origin = tuple[str, str, int]
+BAD_ADDRESS = "its address, or that of a proxy (HTTPS_PROXY, HTTP_PROXY), is not like http://host:port"
+_PROXY_REFUSAL = re.compile(r"Tunnel connection failed: (\d{3})\b")
 
 
 class Auth(Protocol):
@@ -77,20 +81,20 @@ class TransferError(Exception):
 
 
 class ConnectionLost(TransferError):
-    """No response, or an incomplete one."""
+    """No response, or an incomplete one. `server`: its name in messages."""
 
-    def __init__(self, url: str, detail: str, *, retryable: bool = True) -> None:
-        super().__init__(f"{without_query(url)} does not answer: {detail}")
+    def __init__(self, server: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{server} does not answer: {detail}")
         self.retryable = retryable
 
 
 class HTTPStatus(TransferError):
-    """An error response."""
+    """An error response. `server`: its name in messages."""
 
     status: int
 
-    def __init__(self, url: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        super().__init__(f"{without_query(url)} answered HTTP {status}")
+    def __init__(self, server: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"{server} answered HTTP {status}")
         self.status = status
         self.headers = headers
         self.body = body
@@ -144,10 +148,10 @@ class Retry:
 
 
 class Response:
-    """Status, headers (names in lower case) and a body that is read in pieces."""
+    """Status, headers (names in lower case) and a body that is read in pieces. `server`: its name in messages."""
 
-    def __init__(self, url: str, raw: http.client.HTTPResponse) -> None:
-        self.url = url
+    def __init__(self, server: str, raw: http.client.HTTPResponse) -> None:
+        self.server = server
         self.status = raw.status
         self.headers = {key.lower(): value for key, value in raw.getheaders()}
         self._raw = raw
@@ -158,7 +162,7 @@ class Response:
             # Not `read`: it waits for all of it, and drops what came if the rest does not.
             return self._raw.read1(size_bytes)
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionLost(self.url, _words(error)) from None
+            raise ConnectionLost(self.server, _words(error)) from None
 
     def close(self) -> None:
         self._raw.close()
@@ -167,7 +171,8 @@ class Response:
 class Client:
     """GET requests with one credential and one retry policy. Thread-safe."""
 
-    def __init__(self, auth: Auth | None = None, policy: RetryPolicy | None = None) -> None:
+    def __init__(self, server: NamedServer, auth: Auth | None = None, policy: RetryPolicy | None = None) -> None:
+        self.server = server
         self.auth: Auth = auth or NoAuth()
         self.policy = policy or RetryPolicy()
         self._opener = urllib.request.OpenerDirector()
@@ -206,7 +211,7 @@ class Client:
             if len(body) > limit_bytes:
                 raise RuntimeFailure(
                     FailureReason.DOWNLOAD_FAILED,
-                    f"{without_query(url)} sends more than the {limit_bytes} bytes allowed.",
+                    f"{self.server.name_of(url)} sends more than the {limit_bytes} bytes allowed.",
                 )
             return body, response
 
@@ -227,7 +232,7 @@ class Client:
             response = self._send(url, headers, method)
             location = response.headers.get("location", "")
             if response.status in REDIRECTS and location:
-                target = _redirect_target(url, location)
+                target = self._redirect_target(url, location)
                 if method == "HEAD" and origin(target) != start:
                     return response  # the hub's headers describe the file; the CDN's have less
                 response.close()
@@ -241,24 +246,41 @@ class Client:
             if response.status >= 300:
                 with_body = response.read(ERROR_BODY_LIMIT_BYTES) if method == "GET" else b""
                 response.close()
-                raise HTTPStatus(url, response.status, response.headers, with_body)
+                raise HTTPStatus(response.server, response.status, response.headers, with_body)
             return response
-        raise ConnectionLost(url, f"more than {MAX_REDIRECTS} redirects", retryable=False)
+        raise ConnectionLost(self.server.name, f"more than {MAX_REDIRECTS} redirects", retryable=False)
 
     def _send(self, url: str, headers: dict[str, str], method: str) -> Response:
-        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - only HTTP handlers are installed
-        request.add_header("User-Agent", f"millstream/{__version__}")
-        if (credential := self.auth.header(url)) is not None:
-            request.add_unredirected_header("Authorization", credential)
+        server = self.server.name_of(url)
         try:
+            request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - only HTTP handlers are installed
+            request.add_header("User-Agent", f"millstream/{__version__}")
+            if (credential := self.auth.header(url)) is not None:
+                request.add_unredirected_header("Authorization", credential)
             raw = self._opener.open(request, timeout=self.policy.timeout_seconds)
         except urllib.error.URLError as error:
+            if isinstance(error.reason, str):  # urllib's own: no host, or a proxy of a scheme that it has not
+                raise ConnectionLost(server, BAD_ADDRESS, retryable=False) from None
             bad_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)
-            raise ConnectionLost(url, _words(error.reason), retryable=not bad_certificate) from None
+            raise ConnectionLost(server, _words(error.reason), retryable=not bad_certificate) from None
+        except (http.client.InvalidURL, ValueError):
+            raise ConnectionLost(server, BAD_ADDRESS, retryable=False) from None
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionLost(url, _words(error)) from None
+            raise ConnectionLost(server, _words(error)) from None
         assert isinstance(raw, http.client.HTTPResponse)  # noqa: S101 - no other handler is installed
-        return Response(url, raw)
+        return Response(server, raw)
+
+    def _redirect_target(self, url: str, location: str) -> str:
+        """The target of a redirect. Raises ConnectionLost: not a URL, or a downgrade from https."""
+        server = self.server.name_of(url)
+        try:
+            target = urljoin(url, location)
+            here, there = origin(url)[0], origin(target)[0]
+        except ValueError:
+            raise ConnectionLost(server, "it redirects to something that is not a URL", retryable=False) from None
+        if there == "https" or here == there == "http":
+            return target
+        raise ConnectionLost(server, "it redirects to an address that is not https", retryable=False)
 
 
 def read_up_to(response: Response, limit_bytes: int) -> bytes:
@@ -269,21 +291,8 @@ def read_up_to(response: Response, limit_bytes: int) -> bytes:
         total_bytes += len(part)
     promised = response.headers.get("content-length", "")
     if promised.isdecimal() and total_bytes < min(int(promised), limit_bytes):
-        raise ConnectionLost(response.url, f"the answer ended after {total_bytes} of {promised} bytes")
+        raise ConnectionLost(response.server, f"the answer ended after {total_bytes} of {promised} bytes")
     return b"".join(parts)
-
-
-def origin(url: str) -> Origin:
-    """Scheme, host and port: what a credential belongs to."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def without_query(url: str) -> str:
-    """The URL as it may be shown: without query, user and password."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
 
 
 def parse_retry_after(value: str | None, now_seconds: float) -> float | None:
@@ -298,21 +307,22 @@ def parse_retry_after(value: str | None, now_seconds: float) -> float | None:
         return None
 
 
-def _redirect_target(url: str, location: str) -> str:
-    """The target of a redirect. Raises ConnectionLost: not a URL, or a downgrade from https."""
-    try:
-        target = urljoin(url, location)
-        here, there = origin(url)[0], origin(target)[0]
-    except ValueError:
-        raise ConnectionLost(url, "it redirects to something that is not a URL", retryable=False) from None
-    if there == "https" or here == there == "http":
-        return target
-    raise ConnectionLost(url, f"it redirects to {without_query(target)}, which is not https", retryable=False)
-
-
 def _words(error: object) -> str:
+    """What went wrong, in words of the operating system, OpenSSL's or ours: none of an address or of an answer."""
     if isinstance(error, TimeoutError):
         return "it timed out"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message.partition(',')[0]}"  # behind it: the host
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or type(error).__name__})"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection without an answer"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    if (refusal := _PROXY_REFUSAL.match(str(error))) is not None:
+        return f"the proxy answered HTTP {refusal[1]}"
+    if isinstance(error, http.client.HTTPException):
+        return f"its answer is not HTTP ({type(error).__name__})"
+    return f"the connection failed ({type(error).__name__})"

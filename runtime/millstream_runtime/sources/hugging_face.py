@@ -5,6 +5,8 @@
 
 Files in LFS carry their SHA-256, the others git's blob id. For a mirror that lists no sizes, HEAD is used,
 where `X-Linked-Etag` (or `ETag`) is the same digest. The branch is resolved once: every file is of one commit.
+
+`HF_ENDPOINT` may come from a Secret, so messages name the variable and not its value (`sources.addresses`).
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.sources.addresses import NamedServer, is_http_address
 from millstream_runtime.sources.client import (
     BearerAuth,
     Client,
@@ -24,7 +27,6 @@ from millstream_runtime.sources.client import (
     NoAuth,
     RetryPolicy,
     TransferError,
-    without_query,
 )
 from millstream_runtime.sources.selection import (
     INDEX_NAME,
@@ -37,6 +39,7 @@ from millstream_runtime.sources.source import ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+OTHER_HUB = "the hub that HF_ENDPOINT names"
 LISTING_LIMIT_BYTES = 32 << 20
 HEAD_THREADS = 8
 
@@ -69,14 +72,17 @@ class HuggingFace:
         if not _REVISION.fullmatch(revision) or ".." in revision:
             raise InvalidConfigError(f"--revision is {revision!r}; it must be a branch, a tag or a commit.")
         endpoint = endpoint.rstrip("/")
-        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
-            raise InvalidConfigError(f"HF_ENDPOINT is {endpoint!r}; it must be like {DEFAULT_ENDPOINT}.")
+        if not is_http_address(endpoint):
+            raise InvalidConfigError(
+                f"HF_ENDPOINT is not an address of a hub; it must be like {DEFAULT_ENDPOINT}, with no user or password."
+            )
         self.repository, self.variant = name, variant
         self.requested_revision = revision
         self.endpoint = endpoint
         self._token = token
         self._policy = policy
-        self.client = Client(BearerAuth(token, endpoint) if token else NoAuth(), policy)
+        self._hub = NamedServer(endpoint, DEFAULT_ENDPOINT if endpoint == DEFAULT_ENDPOINT else OTHER_HUB)
+        self.client = Client(self._hub, BearerAuth(token, endpoint) if token else NoAuth(), policy)
 
     def __str__(self) -> str:
         return f"{self._asked} at {self.requested_revision}"
@@ -100,7 +106,7 @@ class HuggingFace:
             body, _ = self.client.get(url, LISTING_LIMIT_BYTES)
         except TransferError as error:
             raise self.explain(error, "the list of its files") from None
-        commit, siblings = _read_listing(body, url)
+        commit, siblings = _read_listing(body, self._hub.name)
         named = [(sibling, _plain_name(sibling)) for sibling in siblings]
         listed = [(sibling, name) for sibling, name in named if name is not None]
         if self.variant:
@@ -116,10 +122,9 @@ class HuggingFace:
         return f"{self.repository}:{self.variant}" if self.variant else self.repository
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
-        about = f"{self.repository} on {urlsplit(self.endpoint).hostname}"
+        about = f"{self.repository} on {self._hub.name}"
         if not isinstance(error, HTTPStatus):
-            address = without_query(self.endpoint)
-            cure = f"; check the network, HTTPS_PROXY and HF_ENDPOINT ({address})" if error.retryable else ""
+            cure = "; check the network, HTTPS_PROXY and HF_ENDPOINT" if error.retryable else ""
             return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {about} failed: {error}{cure}.")
         code = error.headers.get("x-error-code", "")
         if error.status in (401, 403):
@@ -129,16 +134,16 @@ class HuggingFace:
         elif code == "EntryNotFound":
             sentence = f"{about} has no file {what} at {self.requested_revision} (HTTP {error.status})."
         elif error.status == 404:
-            sentence = f"There is no {self} on {urlsplit(self.endpoint).hostname} (HTTP 404); check name and revision."
+            sentence = f"There is no {self} on {self._hub.name} (HTTP 404); check name and revision."
         else:
             sentence = f"Fetching {what} of {about} failed: {error}."
         return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, sentence)
 
     def _refusal(self, status: int, code: str, about: str) -> str:
         if code == "GatedRepo":
-            page = without_query(f"{self.endpoint}/{self.repository}")
+            page = f"at {DEFAULT_ENDPOINT}/{self.repository}" if self.endpoint == DEFAULT_ENDPOINT else "on its page"
             who = "with the account of the token" if self._token else "and give a token of that account"
-            return f"{about} is gated (HTTP {status}): accept its conditions at {page} {who}."
+            return f"{about} is gated (HTTP {status}): accept its conditions {page} {who}."
         if self._token is None:
             return f"{about} is private, gated or does not exist, and no token was given (HTTP {status})."
         if status == 401 and code != "RepoNotFound":
@@ -157,17 +162,19 @@ class HuggingFace:
         return RemoteFile(name, url, size_bytes, digest)
 
 
-def _read_listing(body: bytes, url: str) -> tuple[str, list[dict[str, Any]]]:
-    """The commit and the files' entries, each a dict with a string `rfilename`."""
+def _read_listing(body: bytes, hub: str) -> tuple[str, list[dict[str, Any]]]:
+    """The commit and the files' entries, each a dict with a string `rfilename`. `hub`: its name in messages."""
     try:
         info = json.loads(body)
         commit, siblings = info["sha"], info["siblings"]
         if not _GIT_SHA1.fullmatch(commit):
-            raise ValueError(f"sha {commit!r}")
+            raise ValueError("sha")
         return commit, [sibling for sibling in siblings if isinstance(sibling["rfilename"], str)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RuntimeFailure(
-            FailureReason.DOWNLOAD_FAILED, f"{without_query(url)} is not a valid response of a model hub: {error!r}."
+            FailureReason.DOWNLOAD_FAILED,
+            f"The list of files from {hub} is not that of a model hub: it needs `sha`, a commit, and `siblings` with "
+            "their `rfilename`.",
         ) from None
 
 

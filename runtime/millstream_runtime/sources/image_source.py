@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.sources.addresses import NamedServer
 from millstream_runtime.sources.client import Client, HTTPStatus, RetryPolicy, TransferError
 from millstream_runtime.sources.image_reference import ImageReference, parse_reference
 from millstream_runtime.sources.registry_auth import RegistryAuth, read_login
@@ -62,8 +63,9 @@ class ImageSource:
         self._docker_configs, self._plain_http, self._policy = docker_configs, plain_http, policy
         logins = (read_login(path, self.reference.registry) for path in docker_configs)
         login = next((found for found in logins if found is not None), None)
-        self._auth = RegistryAuth(self.base_url, self.reference.repository, login, policy)
-        self.client = Client(self._auth, policy)
+        registry = NamedServer(self.base_url, self.reference.registry)  # as the spec has it
+        self._auth = RegistryAuth(registry, self.reference.repository, login, policy)
+        self.client = Client(registry, self._auth, policy)
 
     def __str__(self) -> str:
         return str(self.reference)

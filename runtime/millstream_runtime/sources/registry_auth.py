@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.sources.client import Client, NoAuth, RetryPolicy, origin
+from millstream_runtime.sources.addresses import NamedServer, origin
+from millstream_runtime.sources.client import Client, NoAuth, RetryPolicy
 from millstream_runtime.sources.image_reference import DOCKER_HUB
 
 CONFIG_LIMIT_BYTES = 1 << 20
@@ -58,8 +59,9 @@ class BasicAuth:
 class RegistryAuth:
     """The Auth of one registry; its tokens never go to another origin, such as the CDN behind it."""
 
-    def __init__(self, base_url: str, repository: str, login: Login | None, policy: RetryPolicy | None) -> None:
-        self._origin = origin(base_url)
+    def __init__(self, registry: NamedServer, repository: str, login: Login | None, policy: RetryPolicy | None) -> None:
+        self._registry = registry
+        self._origin = origin(registry.url)
         self._repository = repository
         self._login = login
         self._policy = policy
@@ -100,7 +102,9 @@ class RegistryAuth:
         scope = parameters.get("scope") or f"repository:{self._repository}:pull"
         query = urlencode({"service": parameters.get("service", ""), "scope": scope})
         auth = BasicAuth(self._login, realm) if self._login is not None else NoAuth()
-        body, _ = Client(auth, self._policy).get(f"{realm}{'&' if '?' in realm else '?'}{query}", TOKEN_LIMIT_BYTES)
+        server = NamedServer(realm, f"the token server of {self._registry.name}")
+        url = f"{realm}{'&' if '?' in realm else '?'}{query}"
+        body, _ = Client(server, auth, self._policy).get(url, TOKEN_LIMIT_BYTES)
         try:
             answer = json.loads(body)
             token = answer.get("token") or answer.get("access_token")

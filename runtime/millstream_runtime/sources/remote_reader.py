@@ -89,7 +89,7 @@ class RemoteReader:
         asked = {"Range": f"bytes={start}-{end - 1}"} if ranged else {}
         response = self._stack.enter_context(self._client.open(self._file.url, asked))
         if response.status == 206 and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
-            raise ConnectionLost(self._file.url, "it answered another range than was asked for", retryable=False)
+            raise ConnectionLost(response.server, "it answered another range than was asked for", retryable=False)
         self._until = end if response.status == 206 else size_bytes
         self._skip_bytes = 0 if response.status == 206 else start  # the server has no ranges: read and discard
         return response
@@ -97,7 +97,7 @@ class RemoteReader:
     def _some(self, response: Response, size: int) -> bytes:
         data = response.read(size)
         if not data:
-            raise ConnectionLost(self._file.url, f"cut after {self._position} of {self._file.size_bytes} bytes")
+            raise ConnectionLost(response.server, f"cut after {self._position} of {self._file.size_bytes} bytes")
         return data
 
     def _drop(self) -> None:

@@ -175,7 +175,7 @@ class Transfer:
             while arrival.offset < end:
                 data = response.read(min(CHUNK_BYTES, end - arrival.offset))
                 if not data:
-                    raise ConnectionLost(file.url, f"cut after {arrival.offset} of {file.size_bytes} bytes")
+                    raise ConnectionLost(response.server, f"cut after {arrival.offset} of {file.size_bytes} bytes")
                 self._guard()
                 arrival.append(data)
                 self._progress.add(len(data))
@@ -250,10 +250,9 @@ def disk_failure(error: OSError, folder: Path) -> RuntimeFailure:
 
 def _require_range(response: Response, start: int) -> None:
     """Check that a 206 begins at `start` (RFC 9110, 14.4), or bytes would be written in the wrong place."""
-    content_range = response.headers.get("content-range", "")
-    if not content_range.startswith(f"bytes {start}-"):
+    if not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
         raise ConnectionLost(
-            response.url, f"it answered range {content_range!r} when asked from byte {start}", retryable=False
+            response.server, f"it answered another range than was asked for, from byte {start}", retryable=False
         )
 
 

@@ -16,10 +16,13 @@ Two ways, chosen from the tokenizer's decoder:
 from __future__ import annotations
 
 import codecs
-import json
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer as FastTokenizer
+
+from millstream_runtime.rust_panics import panics_as_errors
+from millstream_runtime.tokenizing.tokenizer_parts import Step
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so a longer run of undecodable tokens is not a character in the making.
@@ -30,7 +33,11 @@ class Detokenizer(Protocol):
     """State of one generation."""
 
     def push(self, token_id: int) -> str:
-        """Text that became final with this token, often "" and never a part of a character."""
+        """Text that became final with this token, often "" and never a part of a character.
+
+        Raises:
+            RustPanic: the library fails on the tokens so far.
+        """
 
     def finish(self) -> str:
         """Text still held back that is whole; an unfinished character at the very end is dropped."""
@@ -104,14 +111,13 @@ class WindowDetokenizer:
         return self._decode(self._window)[len(before) :].rstrip(REPLACEMENT)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        with panics_as_errors:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
-def is_byte_level(tokenizer: FastTokenizer) -> bool:
+def is_byte_level(decoders: Sequence[Step]) -> bool:
     """True when the whole decoder is ByteLevel, so that a token's bytes never depend on its neighbours."""
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-    steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
-    return len(steps) == 1 and steps[0].get("type") == "ByteLevel"
+    return [step["type"] for step in decoders] == ["ByteLevel"]
 
 
 def byte_level_alphabet() -> list[str]:

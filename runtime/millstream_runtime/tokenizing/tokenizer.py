@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
 from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
+from millstream_runtime.rust_panics import RustPanic, panics_as_errors
 from millstream_runtime.tokenizing.chat_template import (
     SPECIAL_TOKEN_NAMES,
     ChatPromptTooLong,
@@ -32,10 +34,13 @@ from millstream_runtime.tokenizing.detokenizer import (
     WindowDetokenizer,
     is_byte_level,
 )
+from millstream_runtime.tokenizing.text_growth import GrowthRefused, check_growth, check_tokens
+from millstream_runtime.tokenizing.tokenizer_parts import one_line, read_parts
 
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
 SENTENCEPIECE_SPACE = "\u2581"
 LONG_CHARACTERS = 2048  # of a text or tokens, for which the interpreter lock is released
+TRIAL_TEXT = "Hello 1."  # encoded and decoded at load, so that what fails on any text fails there
 
 # Of one text, more threads than the caller's would only take time from the engine's.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -48,13 +53,22 @@ class Tokenizer:
     event loop waiting all the same, and its time limit from being noticed.
     """
 
-    def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
-        self._fast = fast
-        self._fast.no_truncation()  # the server answers an overlong prompt with an error, never with a cut one
-        self._fast.no_padding()
+    def __init__(self, content: bytes, chat_template: ChatTemplate | None) -> None:
+        """`content`: of a tokenizer.json. What it can make of a text is checked before the library reads all of it.
+
+        Raises:
+            TokenizerPartsError: it is not a tokenizer.
+            GrowthRefused: it makes too much of too little.
+            RustPanic: the library fails on it.
+            Exception: the library's, for every other error.
+        """
+        parts = read_parts(content)
+        self._normalized_length = check_growth(parts)
+        self._fast = _read(content)
         self._chat_template = chat_template
-        self._byte_level = ByteLevelVocabulary(fast) if is_byte_level(fast) else None
-        self._longest_token_characters = max((len(token) for token in fast.get_vocab()), default=1)
+        self._byte_level = ByteLevelVocabulary(self._fast) if is_byte_level(parts.decoders) else None
+        self._longest_token_characters = max((len(token) for token in self._fast.get_vocab()), default=1)
+        check_tokens(self._longest_token_characters)
 
     @staticmethod
     def from_folder(folder: Path) -> Tokenizer:
@@ -74,16 +88,16 @@ class Tokenizer:
                 FailureReason.CHECKPOINT_INVALID,
                 f"{path} is missing; save the tokenizer with `tokenizer.save_pretrained(...)` of its fast version.",
             )
-        try:
-            fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception for every parse error
-            raise RuntimeFailure(
-                FailureReason.CHECKPOINT_INVALID, f"{path} is not a tokenizer: {_first_line(error)}."
-            ) from error
         settings = read_json(folder / "tokenizer_config.json")
         source = _template_source(folder, settings)
         template = ChatTemplate(source, _special_tokens(settings)) if source is not None else None
-        return Tokenizer(fast, template)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RuntimeFailure(
+                FailureReason.CHECKPOINT_INVALID, f"{path} cannot be read: {error.strerror}."
+            ) from error
+        return _checked(content, template, f"{path} is not a tokenizer", f"{path} cannot be served")
 
     @property
     def has_chat_template(self) -> bool:
@@ -107,11 +121,21 @@ class Tokenizer:
         return tokens * self._longest_token_characters
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
+        """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS).
+
+        Raises:
+            TextTooLong: the normalizer makes too much of it.
+            RustPanic: the library fails on it.
+        """
         return self._ids(text, add_special_tokens)
 
+    @panics_as_errors
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids by the model's own decoder, without special tokens."""
+        """Text of token ids by the model's own decoder, without special tokens.
+
+        Raises:
+            RustPanic: the library fails on these ids.
+        """
         if len(token_ids) < LONG_CHARACTERS:
             return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
         (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=True)
@@ -146,6 +170,7 @@ class Tokenizer:
             ChatTemplateTooSlow: the template has not ended in its time.
             ChatPromptTooLong: the template made more characters.
             ChatTemplateError: the template refused the messages, or makes no text of them.
+            TextTooLong, RustPanic: as for `encode`.
             ValueError: the model has no chat template.
         """
         if self._chat_template is None:
@@ -158,7 +183,9 @@ class Tokenizer:
         except TypeError as error:  # the library's for half of a surrogate pair, which a template can make
             raise ChatTemplateError("The model's chat template makes no text of these messages.") from error
 
+    @panics_as_errors
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        self._normalized_length.require(text)
         if len(text) < LONG_CHARACTERS:
             return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
         (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -190,17 +217,40 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _from_gguf(model: GgufModel) -> Tokenizer:
     metadata, where = model.header.metadata, model.header.where
-    try:
-        fast = FastTokenizer.from_str(json.dumps(tokenizer_json(metadata, where)))
-    except RuntimeFailure:
-        raise
-    except Exception as error:  # tokenizers raises bare Exception for every parse error
-        raise RuntimeFailure(
-            FailureReason.CHECKPOINT_INVALID, f"{where} holds no usable tokenizer: {_first_line(error)}."
-        ) from error
+    content = json.dumps(tokenizer_json(metadata, where)).encode()
     settings = tokenizer_config(metadata, where)
     source = settings.get("chat_template")
-    return Tokenizer(fast, None if source is None else ChatTemplate(source, _special_tokens(settings)))
+    template = None if source is None else ChatTemplate(source, _special_tokens(settings))
+    problem = f"{where} holds no usable tokenizer"
+    return _checked(content, template, problem, problem)
+
+
+def _checked(content: bytes, template: ChatTemplate | None, is_broken: str, is_refused: str) -> Tokenizer:
+    """The tokenizer; else a failure that begins with `is_broken`, or with `is_refused` where it makes too much."""
+    try:
+        return Tokenizer(content, template)
+    except GrowthRefused as error:
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{is_refused}: {error}.") from error
+    except RustPanic as panic:
+        reason = one_line(panic.detail)
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{is_broken}: {reason}.") from panic
+    except Exception as error:  # tokenizers raises bare Exception for every parse error
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{is_broken}: {one_line(str(error))}.") from error
+
+
+@panics_as_errors
+def _read(content: bytes) -> FastTokenizer:
+    """The library's tokenizer, which has been tried once.
+
+    Raises:
+        RustPanic: it fails on any text.
+    """
+    fast = FastTokenizer.from_buffer(content)
+    fast.no_truncation()  # the server answers an overlong prompt with an error, never with a cut one
+    fast.no_padding()
+    with suppress(Exception):  # a vocabulary of a few words has no token for others; a panic is no Exception
+        fast.decode(fast.encode(TRIAL_TEXT).ids)
+    return fast
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -93,7 +93,7 @@ def test_each_wait_for_a_hub_that_does_not_answer_is_a_line(command: Command, hu
     done = command(*arguments, "--retries=2")
     assert done.returncode == 1
     waited, failed = done.stderr.splitlines()
-    assert "/api/models/org/tiny/revision/main answered HTTP 503; attempt 2 of 2 in" in waited
+    assert "the hub that HF_ENDPOINT names answered HTTP 503; attempt 2 of 2 in" in waited
     assert failed == f"millstream: {command.message()['message']}"
 
 

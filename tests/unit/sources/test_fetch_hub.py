@@ -13,7 +13,7 @@ import pytest
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources import transfer
-from millstream_runtime.sources.client import RetryPolicy
+from millstream_runtime.sources.client import HTTPStatus, RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, FetchResult, fetch
 from millstream_runtime.sources.folder import MARKER_NAME, PARTIAL_NAME
 from millstream_runtime.sources.hugging_face import HuggingFace
@@ -192,8 +192,14 @@ def test_a_gated_repository_says_what_to_do(fetching: Fetching, hub: LocalHub) -
     hub.gated = True
     failure = fetching.failure(token=SECRET)
     assert failure.reason is FailureReason.DOWNLOAD_UNAUTHORIZED
-    assert "is gated (HTTP 403): accept its conditions at" in failure.message
+    assert "is gated (HTTP 403): accept its conditions on its page" in failure.message
     assert json.loads(failure.termination_message())["reason"] == "DownloadUnauthorized"
+
+
+def test_a_gated_repository_of_the_default_hub_is_named_with_its_page() -> None:
+    refused = HTTPStatus("the hub", 403, {"x-error-code": "GatedRepo"}, b"")
+    message = HuggingFace("org/tiny", token=SECRET).explain(refused, "config.json").message
+    assert "accept its conditions at https://huggingface.co/org/tiny with the account of the token" in message
 
 
 def test_an_unknown_revision_and_an_unknown_repository(fetching: Fetching, hub: LocalHub) -> None:

@@ -14,6 +14,7 @@ from millstream_runtime.tokenizing.detokenizer import (
     WindowDetokenizer,
     is_byte_level,
 )
+from millstream_runtime.tokenizing.tokenizer_parts import read_parts
 from tests.support.tiny_model import byte_level_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
@@ -66,4 +67,4 @@ def test_special_tokens_and_ids_past_the_vocabulary_have_no_text() -> None:
 
 @pytest.mark.parametrize(("tokenizer", "expected"), [(BYTE_LEVEL, True), (sentencepiece_like(), False)])
 def test_the_exact_way_is_taken_only_where_it_is_exact(tokenizer: Tokenizer, expected: bool) -> None:
-    assert is_byte_level(tokenizer) is expected
+    assert is_byte_level(read_parts(tokenizer.to_str()).decoders) is expected

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
+from millstream_runtime.rust_panics import RustPanic, panics_as_errors
 from millstream_runtime.sources.safetensors_header import LFS_POINTER
 from millstream_runtime.sources.selection import NO_INDEX
 
@@ -74,9 +75,10 @@ class Checkpoint(TensorStore):
     def _counted(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         path = self._file_of[name]
         try:
-            tensor = read(self._files[path])
-        except (SafetensorError, OSError) as error:
-            raise _invalid(f"{path}: tensor {name} cannot be read: {error}.") from error
+            with panics_as_errors:
+                tensor = read(self._files[path])
+        except (SafetensorError, OSError, RustPanic) as error:
+            raise _invalid(f"{path}: tensor {name} cannot be read: {_reason(error)}.") from error
         self.bytes_read += tensor.numel() * tensor.element_size()
         return tensor
 
@@ -193,14 +195,19 @@ def _open(path: Path) -> Any:
     if not is_file(path):  # to open a pipe would wait for ever
         raise _invalid(f"{path} is no file, or a link to none; fetch it again, or remove it.")
     try:
-        return safe_open(str(path), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        with panics_as_errors:
+            return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError, RustPanic) as error:
         if _is_pointer(path):
             raise _invalid(f"{path} is a git-lfs pointer, not the weights; fetch it with LFS.") from None
         size_bytes = path.stat().st_size if path.exists() else 0
         raise _invalid(
-            f"{path} ({size_bytes} bytes) is truncated or corrupt: {error}; fetch or build the file again."
+            f"{path} ({size_bytes} bytes) is truncated or corrupt: {_reason(error)}; fetch or build the file again."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return error.detail if isinstance(error, RustPanic) else str(error)
 
 
 def _is_pointer(path: Path) -> bool:

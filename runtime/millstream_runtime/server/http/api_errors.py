@@ -124,6 +124,12 @@ def tokenizer_busy() -> ApiError:
     return unavailable("The server is busy tokenising other prompts; try again.", "tokenizer_busy")
 
 
+def tokenizer_failed() -> ApiError:
+    """500 for a text or tokens on which the model's tokenizer fails, as with a pattern that tries too many ways."""
+    message = "The model's tokenizer fails on this input; change or shorten it."
+    return ApiError(500, message, type_="server_error", code="tokenizer_failed")
+
+
 def engine_failed() -> ApiError:
     return unavailable("The engine stopped and the server is restarting; try again.", "engine_failed")
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from millstream_runtime.rust_panics import panics_as_errors
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, answer_to_a_bug, from_status
 from millstream_runtime.server.http.body_memory import BodyMemory
@@ -66,7 +67,7 @@ class _BodyRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self._route
         try:
-            with self._memory.of_one(scope) as held:
+            with panics_as_errors, self._memory.of_one(scope) as held:
                 body = await model_of_request(self._model, scope, receive, self._threads, held)
                 response = await self._endpoint(body, Request(scope, receive))
         except ApiError as error:

@@ -11,6 +11,7 @@ import traceback
 
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log
+from millstream_runtime.rust_panics import RustPanic
 from millstream_runtime.server.http.api_errors import ApiError
 
 EXPECTED_CODES = ("model_loading", "draining")  # of every start and every end of a server
@@ -40,6 +41,8 @@ def _has_no_exception(record: logging.LogRecord) -> bool:
 
 def cause_of(error: BaseException) -> str:
     """A sentence of ours as it is; else the type of the exception and the line that raised it."""
+    if isinstance(error, RustPanic) and error.__cause__ is not None:
+        return cause_of(error.__cause__)
     if isinstance(error, RuntimeFailure):
         return error.message
     frames = traceback.extract_tb(error.__traceback__)

@@ -24,10 +24,17 @@ from millstream_runtime.engine.request import (
     TokenOutput,
 )
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.rust_panics import RustPanic
 from millstream_runtime.server.engine.client import EngineClient, RequestRefused
 from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.http.api_errors import engine_failed, internal_error, out_of_memory
+from millstream_runtime.server.http.api_errors import (
+    ApiError,
+    engine_failed,
+    internal_error,
+    out_of_memory,
+    tokenizer_failed,
+)
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.openai.choice import Choice, Delta
 from millstream_runtime.server.openai.echo import Echo
@@ -203,7 +210,7 @@ class Generation:
         A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token, and after `keep_alive`.
 
         Raises:
-            ApiError: the engine stopped, or refused a request, or gave it up.
+            ApiError: the engine stopped, or refused a request, or gave it up; or the tokenizer fails on the answer.
             ClientDisconnectedError: `cancel` was called.
         """
         try:
@@ -222,8 +229,7 @@ class Generation:
                     yield deltas
         except RuntimeFailure as failure:
             self._engine_failed = True
-            error = internal_error() if isinstance(failure, RequestRefused) else engine_failed()
-            raise error from failure
+            raise _answer_to(failure) from failure
         finally:
             self._abort_unfinished()
 
@@ -301,6 +307,12 @@ class Generation:
             self._metrics.first_token(state.times, at_seconds, output.prefill)
         else:
             self._metrics.next_token(state.times, at_seconds)
+
+
+def _answer_to(failure: RuntimeFailure) -> ApiError:
+    if isinstance(failure, RustPanic):
+        return tokenizer_failed()
+    return internal_error() if isinstance(failure, RequestRefused) else engine_failed()
 
 
 def free_in_turns(entries: list[TokenLogprobs | None]) -> None:

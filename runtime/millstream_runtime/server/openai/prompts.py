@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from millstream_runtime.engine_process.messages import ModelLimits
+from millstream_runtime.rust_panics import RustPanic
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.http.api_errors import ApiError, tokenizer_busy
+from millstream_runtime.server.http.api_errors import ApiError, tokenizer_busy, tokenizer_failed
 from millstream_runtime.server.openai.requests import DetokenizeRequest, Message, TokenizeRequest
 from millstream_runtime.server.openai.sampling import context_length_exceeded, outside_vocabulary
 from millstream_runtime.tokenizing.chat_template import ChatPromptTooLong, ChatTemplateError, ChatTemplateTooSlow
+from millstream_runtime.tokenizing.text_growth import TextTooLong
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -168,7 +170,7 @@ class PromptTokenizer:
         thread, and waits for no long prompt or template there.
         """
         if length <= limits.SHORT_PROMPT_CHARACTERS:
-            return work()
+            return _answerable(work)
         return await _within_time(self._threads, work)
 
 
@@ -178,7 +180,7 @@ async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
     def begin() -> Result:
         nonlocal has_begun
         has_begun = True
-        return work()
+        return _answerable(work)
 
     seconds = limits.TOKENIZE_TIMEOUT_SECONDS
     running = asyncio.get_running_loop().run_in_executor(threads, begin)
@@ -188,3 +190,17 @@ async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
         if not has_begun:
             raise tokenizer_busy() from error
         raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error
+
+
+def _answerable(work: Callable[[], Result]) -> Result:
+    """Do `work`, and make what the tokenizer refuses or fails on an answer.
+
+    Raises:
+        ApiError: the text grows too much, or the tokenizer's library fails on it.
+    """
+    try:
+        return work()
+    except TextTooLong as error:
+        raise ApiError(400, error.message, code="prompt_too_complex") from error
+    except RustPanic as error:
+        raise tokenizer_failed() from error

@@ -44,7 +44,8 @@ class RequestTraces:
         try:
             return RequestTraces(model_name, _provider())
         except Exception as error:  # tracing is optional: a wrong variable must not prevent serving
-            log.warning("tracing_off", error=f"{type(error).__name__}: {error}")
+            # Not its message, which quotes values of variables: endpoints and headers may hold secrets.
+            log.warning("tracing_off", error=type(error).__name__, message="Check the variables OTEL_*.")
             return None
 
     def finished(
