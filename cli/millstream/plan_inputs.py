@@ -32,7 +32,7 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.requires import draft_source, head_method
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out, read_gguf_folder
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 DEFAULT_NAMESPACE = "default"

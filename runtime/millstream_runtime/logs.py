@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from millstream_runtime.unblocked_stderr import take_dropped_writes
+from millstream_runtime.processes.unblocked_stderr import take_dropped_writes
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
 FORMAT_VARIABLE = "MILLSTREAM_LOG_FORMAT"

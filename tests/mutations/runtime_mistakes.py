@@ -217,7 +217,7 @@ SERVER = [
     ),
     Mutation.of(
         "no folder of the user is on the path of an isolated child",
-        f"{RUNTIME}/interpreter.py",
+        f"{RUNTIME}/processes/interpreter.py",
         'ISOLATED = ("-I", "-B", "-u")',
         'ISOLATED = ("-s", "-B", "-u")',
         "tests/security/test_environment.py::test_a_child_of_an_isolated_process_is_isolated_and_imports_the_same_code",

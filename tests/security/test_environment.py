@@ -210,12 +210,12 @@ def test_no_other_folder_of_kernels_reaches_the_images_code(image: Image, tmp_pa
 
 
 def test_a_child_of_an_isolated_process_is_isolated_and_imports_the_same_code(image: Image, tmp_path: Path) -> None:
-    """As the engine's process and the ranks are started: `runtime/millstream_runtime/interpreter.py`."""
+    """As the engine's process and the ranks are started: `runtime/millstream_runtime/processes/interpreter.py`."""
     (image.app / "probe.py").write_text(PROBE)
     mark = tmp_path / "mark"
     hostile_folder(tmp_path, mark)
     (tmp_path / "probe.py").write_text(code_that_leaves(mark))
-    start = "import subprocess; from millstream_runtime.interpreter import module_command; "
+    start = "import subprocess; from millstream_runtime.processes.interpreter import module_command; "
     start += "subprocess.run(module_command('probe'), check=True)"
     environment = {"PYTHONPATH": str(tmp_path)}
     done = image.run([*image.flags, "-c", start], environment, tmp_path)

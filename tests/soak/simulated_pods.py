@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_operator.rendering.names import INSPECTION_LABEL
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "demo-chat"
 FAILS_LABEL = "soak.millstream.dev/fails"

@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream_operator.catalog.inspected_model import read_inspected_head
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
 
 DEMO_HEAD = Path(__file__).resolve().parents[2] / "models/demo-eagle"
 MEDUSA = {"medusa_num_heads": 3, "hidden_size": 256, "vocab_size": 2048}

@@ -16,8 +16,8 @@ from millstream.arguments import CommandLineParser
 from millstream.source_arguments import add_source_arguments, source_from
 from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.sources.inspect import inspect_config, inspect_folder, inspect_source, read_config
-from millstream_runtime.sources.shape import to_json
+from millstream_runtime.sources.inspection.inspect import inspect_config, inspect_folder, inspect_source, read_config
+from millstream_runtime.sources.inspection.shape import to_json
 
 
 def run(argv: Sequence[str]) -> int:

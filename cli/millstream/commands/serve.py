@@ -32,7 +32,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.config_files import read_boot
 from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.unblocked_stderr import unblock_standard_error
+from millstream_runtime.processes.unblocked_stderr import unblock_standard_error
 
 if TYPE_CHECKING:
     from millstream_runtime.server.engine.client import EngineLauncher

@@ -41,8 +41,8 @@ from millstream_runtime.distributed.messages import (
 from millstream_runtime.distributed.probe import choose_small_sums, find_topology
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.exit_signal import killed_by
-from millstream_runtime.interpreter import module_command
+from millstream_runtime.processes.exit_signal import killed_by
+from millstream_runtime.processes.interpreter import module_command
 
 FOLLOWER_MODULE = "millstream_runtime.distributed.follower"
 EXCHANGE_TIMEOUT_SECONDS = 120.0

@@ -26,7 +26,7 @@ from millstream_runtime.engine_process.messages import Event, Failed, Load, deco
 from millstream_runtime.engine_process.prompt_parts import in_parts
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
-from millstream_runtime.unblocked_stderr import unblock_standard_error
+from millstream_runtime.processes.unblocked_stderr import unblock_standard_error
 
 RECEIVE_BYTES = 1 << 16
 STUCK_SECONDS = 10.0  # longer than an orderly shutdown of the ranks takes

@@ -24,9 +24,9 @@ from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quantization_config.scheme import rounded_while_loading
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
+from millstream_runtime.sources.inspection.shape import describe, to_json
 from millstream_runtime.sources.safetensors_header import WeightsSummary
-from millstream_runtime.sources.shape import describe, to_json
 from tests.support.family_cases import dense
 from tests.support.gguf_files import TypeOf, q4_k_m, write_gguf
 from tests.support.llmdeployments import deployment

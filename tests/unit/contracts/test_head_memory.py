@@ -16,7 +16,7 @@ from millstream_operator.planning.sizing.kv_pool import kv_pool
 from millstream_operator.planning.sizing.memory_ledger import draft_token_bytes, kv_bytes_per_token
 from millstream_runtime.config import KVCacheDType, SpeculationMethod
 from millstream_runtime.models.eagle.heads import expected_weights, read_head_folder
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
 from tests.support.eagle3_heads import to_eagle3_speculators, write_eagle3_head
 from tests.support.eagle_heads import head_config, random_head, save_head, to_speculators
 from tests.support.family_cases import dense

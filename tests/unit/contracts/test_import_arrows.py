@@ -22,7 +22,7 @@ HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
         "millstream_runtime.layer_windows",
         "millstream_runtime.model_families",
         "millstream_runtime.sources.fetch",
-        "millstream_runtime.sources.inspect",
+        "millstream_runtime.sources.inspection.inspect",
     ],
 )
 def test_light_modules_load_nothing_heavy(module: str) -> None:

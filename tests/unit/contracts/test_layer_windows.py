@@ -17,8 +17,8 @@ from millstream_operator.catalog.read_shape import read_shape
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.layer_windows import FULL, SLIDING
 from millstream_runtime.models.registry import load_model_config
+from millstream_runtime.sources.inspection.shape import describe, to_json
 from millstream_runtime.sources.safetensors_header import WeightsSummary
-from millstream_runtime.sources.shape import describe, to_json
 
 pytestmark = pytest.mark.deep
 

@@ -20,8 +20,8 @@ from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quantize.methods.gguf_rounding import to_blocks
-from millstream_runtime.sources.inspect import inspect_folder
-from millstream_runtime.sources.shape import to_json
+from millstream_runtime.sources.inspection.inspect import inspect_folder
+from millstream_runtime.sources.inspection.shape import to_json
 from tests.support.family_cases import CASES
 from tests.support.killed_quantization import killed
 from tests.support.tiny_families import model_logits, prompts_of, write_family

@@ -15,7 +15,7 @@ from millstream_runtime.draft_head_tensors import eagle1_name, eagle3_name, name
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.eagle import heads
 from millstream_runtime.models.medusa.medusa_heads import load_medusa_heads, read_medusa_folder
-from millstream_runtime.sources.inspect import inspect_folder
+from millstream_runtime.sources.inspection.inspect import inspect_folder
 from tests.support.eagle3_heads import to_eagle3_speculators, write_eagle3_head
 from tests.support.eagle_heads import head_config, random_head, save_head, to_speculators
 from tests.support.medusa_heads import write_medusa_heads

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from millstream_runtime import logs
-from millstream_runtime.unblocked_stderr import take_dropped_writes, unblocked
+from millstream_runtime.processes.unblocked_stderr import take_dropped_writes, unblocked
 
 PIPE_BYTES = 64 << 10
 

@@ -26,8 +26,8 @@ from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, fetch
 from millstream_runtime.sources.hugging_face import HuggingFace
 from millstream_runtime.sources.image_source import ImageSource
-from millstream_runtime.sources.inspect import inspect_folder, inspect_source
-from millstream_runtime.sources.shape import to_json
+from millstream_runtime.sources.inspection.inspect import inspect_folder, inspect_source
+from millstream_runtime.sources.inspection.shape import to_json
 from tests.support.family_cases import dense
 from tests.support.gguf_files import q4_k_m, write_gguf
 from tests.support.llmdeployments import manifest

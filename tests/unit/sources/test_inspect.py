@@ -12,9 +12,15 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.hugging_face import HuggingFace
 from millstream_runtime.sources.image_source import ImageSource
-from millstream_runtime.sources.inspect import GivenConfig, inspect_config, inspect_folder, inspect_source, read_config
+from millstream_runtime.sources.inspection.inspect import (
+    GivenConfig,
+    inspect_config,
+    inspect_folder,
+    inspect_source,
+    read_config,
+)
+from millstream_runtime.sources.inspection.shape import describe, to_json
 from millstream_runtime.sources.safetensors_header import WeightsSummary
-from millstream_runtime.sources.shape import describe, to_json
 from tests.support.local_hub import COMMIT, LocalCDN, LocalHub
 from tests.support.local_registry import LocalRegistry, tar_of
 from tests.support.local_web import Fault

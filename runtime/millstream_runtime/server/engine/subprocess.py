@@ -34,9 +34,9 @@ from millstream_runtime.engine_process.messages import (
 )
 from millstream_runtime.engine_process.prompt_parts import PromptParts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.exit_signal import killed_by
-from millstream_runtime.interpreter import module_command
 from millstream_runtime.logs import log
+from millstream_runtime.processes.exit_signal import killed_by
+from millstream_runtime.processes.interpreter import module_command
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 from millstream_runtime.server.engine.huge_pages import engine_environment
 

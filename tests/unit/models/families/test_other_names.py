@@ -16,8 +16,8 @@ from millstream_operator.catalog.inspected_model import read_answer, read_inspec
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.registry import load_model_config
-from millstream_runtime.sources.inspect import inspect_folder
-from millstream_runtime.sources.shape import to_json
+from millstream_runtime.sources.inspection.inspect import inspect_folder
+from millstream_runtime.sources.inspection.shape import to_json
 from tests.support.family_cases import dense, rope
 from tests.support.tiny_families import (
     VOCABULARY,

@@ -13,8 +13,8 @@ from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.config_ranges import RANGES
 from millstream_operator.catalog.inspected_model import InspectedModel, read_answer, read_inspected
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_runtime.sources.inspection.shape import describe, to_json
 from millstream_runtime.sources.safetensors_header import WeightsSummary
-from millstream_runtime.sources.shape import describe, to_json
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "data" / "model_configs").glob("*.json"))
 BY_FILE = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

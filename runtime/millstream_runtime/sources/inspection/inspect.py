@@ -20,7 +20,9 @@ from typing import Any, Protocol
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out
 from millstream_runtime.sources.client import TransferError
-from millstream_runtime.sources.gguf_summary import describe_gguf, gguf_header_bytes
+from millstream_runtime.sources.inspection.gguf_summary import describe_gguf, gguf_header_bytes
+from millstream_runtime.sources.inspection.remote_reader import RemoteReader
+from millstream_runtime.sources.inspection.shape import describe
 from millstream_runtime.sources.layers import (
     EXPANSION_FLOOR_BYTES,
     GZIP_MAGIC,
@@ -33,7 +35,6 @@ from millstream_runtime.sources.layers import (
     model_folder_of,
     walk,
 )
-from millstream_runtime.sources.remote_reader import RemoteReader
 from millstream_runtime.sources.safetensors_header import LENGTH_BYTES, WeightsSummary, header_length, parse_header
 from millstream_runtime.sources.selection import (
     CONFIG_NAME,
@@ -44,7 +45,6 @@ from millstream_runtime.sources.selection import (
     support_files,
     weights_files,
 )
-from millstream_runtime.sources.shape import describe
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
 from millstream_runtime.sources.transfer import Hashes, RemoteFile
 
