@@ -62,10 +62,16 @@ def _run(command: Command) -> int:
 
 def _run_stage(stage: str, command: Command) -> tuple[int, Seconds]:
     began, cpu_before = time.monotonic(), _cpu_seconds_of_children()
-    done = subprocess.run(
-        [os.environ.get("MAKE", "make"), "--no-print-directory", stage, f"TIER={command}"], cwd=CHECKOUT, check=False
-    )
-    return done.returncode, Seconds(time.monotonic() - began, _cpu_seconds_of_children() - cpu_before)
+    make = [os.environ.get("MAKE", "make"), "--no-print-directory", stage, f"TIER={command}"]
+    with subprocess.Popen(make, cwd=CHECKOUT) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            # The terminal interrupts make as well. Wait until it has ended: its tests take down what they put up, such
+            # as a Helm release. (subprocess.run would kill it within a second.) Another Ctrl-C ends the wait.
+            process.wait()
+            raise
+    return status, Seconds(time.monotonic() - began, _cpu_seconds_of_children() - cpu_before)
 
 
 def _keep(command: Command, stage: str, seconds: Seconds) -> str:

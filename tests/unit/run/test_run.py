@@ -99,14 +99,17 @@ def test_a_stage_that_fails_ends_the_run_by_its_name(checkout: Path) -> None:
 
 
 def test_an_interrupted_run_keeps_whole_stages_and_the_next_one_is_right(checkout: Path) -> None:
-    write_makefile(checkout, unit="unit:\n\t@echo unit began\n\t@sleep 60\n")
+    # Short sleeps: neither make nor a shell passes the signal on to a child that it starts a moment later.
+    taken_down = "trap 'sleep 1; echo taken down; exit 1' INT; echo unit began; for i in $$(seq 600); do sleep 0.1; done"
+    write_makefile(checkout, unit=f"unit:\n\t@{taken_down}\n")
     process = command_of(checkout, "quick")
     assert process.stdout
     for line in process.stdout:
         if line.startswith("unit began"):
             break
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
+    assert "taken down" in out, "make was not waited for"
     assert process.returncode == 130
     assert "make test: interrupted; the same command starts again." in err
     assert "Traceback" not in err
