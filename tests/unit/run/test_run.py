@@ -100,7 +100,9 @@ def test_a_stage_that_fails_ends_the_run_by_its_name(checkout: Path) -> None:
 
 def test_an_interrupted_run_keeps_whole_stages_and_the_next_one_is_right(checkout: Path) -> None:
     # Short sleeps: neither make nor a shell passes the signal on to a child that it starts a moment later.
-    taken_down = "trap 'sleep 1; echo taken down; exit 1' INT; echo unit began; for i in $$(seq 600); do sleep 0.1; done"
+    taken_down = (
+        "trap 'sleep 1; echo taken down; exit 1' INT; echo unit began; for i in $$(seq 600); do sleep 0.1; done"
+    )
     write_makefile(checkout, unit=f"unit:\n\t@{taken_down}\n")
     process = command_of(checkout, "quick")
     assert process.stdout
