@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
-CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py paged_decode.py \
-	paged_prefill.py stored_numbers.py task.py vectors.py)
+CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py packed_product.py \
+	paged_decode.py paged_prefill.py product_vectors.py stored_numbers.py task.py vectors.py)
 
 .PHONY: help
 help: ## list the targets
@@ -178,6 +178,11 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 $(CPU_KERNELS): $(VENV)/.installed $(CPU_KERNEL_SOURCES) hack/kernels/prebuild_cpu.py
 	$(BIN)/python -m hack.kernels.prebuild_cpu
 	@mkdir -p $(@D) && touch $@
+
+.PHONY: wheel
+wheel: venv ## dist/millstream-*.whl with the compiled kernels for a CPU, the same bytes in every checkout
+	@rm -f dist/millstream-*.whl
+	$(BIN)/hatchling build -t wheel -d dist
 
 .PHONY: lock
 lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions

@@ -140,6 +140,11 @@ def torch_layers() -> AbstractContextManager[Any]:
     return patch.object(rank_kernels, "compiled_layers", lambda choices, code: None)
 
 
+def unbounded_prompts() -> AbstractContextManager[Any]:
+    """`max_num_batched_tokens` alone bounds the prompts of a step, as on a GPU without a target."""
+    return patch.object(CpuPolicy, "default_target_itl_milliseconds", None)
+
+
 MECHANISMS = (
     Mechanism("compiled decodes", ("decode-1", "decode-1-long", "decode-16"), no_compiled_decodes),
     Mechanism("compiled decodes, 64 at once", ("decode-64-mixed",), no_compiled_decodes, config={"max_num_seqs": 64}),
@@ -154,6 +159,7 @@ MECHANISMS = (
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
     Mechanism("threads by size of step", ("decode-1", "decode-16"), no_thread_choice),
     Mechanism("threads by bytes of attention", ("decode-1-long", "decode-16"), no_attention_threads),
+    Mechanism("prompts bounded by time", ("mixed", "burst"), unbounded_prompts),
     Mechanism("rows of the last layer", ("prefill-512", "mixed"), all_rows_of_the_last_layer),
     Mechanism(
         "huge pages for weights",

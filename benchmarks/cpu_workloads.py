@@ -7,6 +7,7 @@
     prefill-512     prompts of 512 tokens, one after another
     prefill-any     prompts of random lengths, one after another
     mixed           8 answers run, and a prompt of 512 tokens enters every few steps
+    burst           one answer runs, and 15 prompts of 20 to 400 tokens come at once
     drain           16 answers of which one ends at each step
 
 Token ids are random. Prompts of decodes are computed before the clock starts.
@@ -30,7 +31,8 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of a workload. `gap_seconds`: the 95th percentile of the steps that gave running answers a token."""
+    """One run of a workload. `gap_seconds`: the 95th percentile of the steps that gave running answers a token, of a
+    burst the longest."""
 
     tokens: int
     seconds: float
@@ -132,6 +134,33 @@ def mixed(engine: Engine, rng: random.Random, num_prompts: int) -> Sample:
     return Sample(sample.tokens, sample.seconds, sample.processor_seconds, min(slow, max(gaps)))
 
 
+def burst(engine: Engine, rng: random.Random) -> Sample:
+    """Tokens are those of the prompts and of the answers until the last prompt is in."""
+    lengths = [rng.randint(20, 400) for _ in range(MAX_NUM_SEQS - 1)]
+    answers = {add(engine, rng, 64, MAX_MODEL_LEN - 65)}
+    while not engine.step():
+        pass
+    gaps: list[float] = []
+
+    def run() -> int:
+        prompts = {add(engine, rng, length, MAX_MODEL_LEN - length - 1) for length in lengths}
+        answers.update(prompts)
+        started: set[str] = set()
+        tokens = 0
+        while started < prompts:
+            began = time.perf_counter()
+            outputs = engine.step()
+            gaps.append(time.perf_counter() - began)
+            tokens += len(outputs)
+            started |= {output.request_id for output in outputs} & prompts
+        return tokens + sum(lengths)
+
+    sample = timed(run)
+    for name in answers:
+        engine.abort(name)
+    return Sample(sample.tokens, sample.seconds, sample.processor_seconds, max(gaps))
+
+
 def drain(engine: Engine, rng: random.Random) -> Sample:
     """Decodes of 16 requests, 15, ..., 1."""
     for number in range(MAX_NUM_SEQS):
@@ -163,6 +192,8 @@ def run_workload(name: str, engine: Engine, rng: random.Random, size: Size) -> S
             sample = prefill(engine, rng, [rng.randint(65, 512) for _ in range(2 * size.prompts)])
         case "mixed":
             sample = mixed(engine, rng, 1 + size.prompts)
+        case "burst":
+            sample = burst(engine, rng)
         case "drain":
             sample = drain(engine, rng)
         case _:

@@ -109,7 +109,7 @@ def worker(model: Path, data: Path, out: Path, method: str) -> None:
 
     flags = [f"--method={method}", f"--out={out}", f"--calibration={data}", "--no-quality", "--device=cpu"]
     flags += [f"--max-sequences={SEQUENCES}", f"--sequence-tokens={SEQUENCE_TOKENS}"]
-    settings = command._settings(command._parser().parse_args([str(model), *flags]))
+    settings = command._settings(command.command_parser().parse_args([str(model), *flags]))
     torch.ones(256, 256) @ torch.ones(256, 256)  # starts the threads of the products
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from e2e.cluster import Cluster
-from e2e.deployments import MODEL, PULL_TIMEOUT_SECONDS, Served, has_image, llmd, wait_ready
+from e2e.deployments import FLOAT32_ENGINE, MODEL, PULL_TIMEOUT_SECONDS, Served, has_image, llmd, wait_ready
 from e2e.durations import Durations
 from e2e.guard import refusal as guard_refusal
 from e2e.lanes import Lane, in_lane, shared_things
@@ -212,10 +212,13 @@ def warm_image(request: pytest.FixtureRequest, cluster: Cluster, release: Releas
 def served(
     request: pytest.FixtureRequest, cluster: Cluster, release: Release, warm_image: None, durations: Durations
 ) -> Iterator[Served]:
-    """One LLMDeployment that is Ready, with a port forwarded to its Service. One for each process."""
+    """One LLMDeployment that is Ready, with a port forwarded to its Service. One for each process.
+
+    In float32, in which `test_chat.py` compares: `auto` rounds products where a CPU multiplies bfloat16 numbers.
+    """
     for namespace in _namespace(request, cluster, "served"):
         with durations.measure("kubectl apply -> Ready"):
-            cluster.apply(namespace, llmd(MODEL))
+            cluster.apply(namespace, llmd(MODEL, engine=FLOAT32_ENGINE))
             wait_ready(cluster, namespace, MODEL)
         with cluster.port_forward(namespace, f"service/{MODEL}", 80) as port:
             yield Served(namespace, MODEL, f"http://127.0.0.1:{port}")

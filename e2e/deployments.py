@@ -23,12 +23,17 @@ class Served:
     url: str  # a forwarded port of its Service
 
 
+# Where the expected numbers are float32: `auto` means bfloat16 products on a CPU that multiplies such numbers.
+ENGINE: Object = {"maxModelLen": 2048, "maxNumSeqs": 8}
+FLOAT32_ENGINE: Object = ENGINE | {"dtype": "float32"}
+
+
 def llmd(name: str, **spec: Any) -> Object:
     """The demo model on a CPU, small enough that several fit on a two-core node; `spec` replaces whole fields."""
     base = {
         "model": {"servedName": MODEL, "source": {"local": {"path": MODEL}}},
         "accelerator": {"type": "CPU"},
-        "engine": {"maxModelLen": 2048, "maxNumSeqs": 8},
+        "engine": ENGINE,
         "podTemplate": {
             "spec": {
                 "containers": [

@@ -67,7 +67,9 @@ def unpack(checkout: Path) -> None:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, checkout / name)
     for name in CONTRACT_FILES:  # one that the release had not yet: nothing of it imports the module
-        (checkout / "runtime" / "millstream_runtime" / name).touch()
+        module = checkout / "runtime" / "millstream_runtime" / name
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.touch()
     (checkout / ".tools").symlink_to(CHECKOUT / ".tools")
 
 

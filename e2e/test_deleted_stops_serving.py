@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import children, llmd, pods, wait_ready
+from e2e.deployments import children, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 from e2e.shared_things import LEFTOVER_LABEL, LEFTOVER_VALUE, SharedThing
@@ -129,3 +129,7 @@ def test_it_stops_serving_while_the_collector_is_held_back_and_a_successor_serve
     assert uids(cluster, namespace, "again").isdisjoint(before["again"])
     assert deployment("orphaned")["spec"]["replicas"] == 1
     assert uids(cluster, namespace, "orphaned") == before["orphaned"]
+    cluster.apply(namespace, llmd("orphaned"))
+    wait_ready(cluster, namespace, "orphaned")
+    assert owners(deployment("orphaned")) == [read(cluster, namespace, "orphaned")["metadata"]["uid"]]
+    assert uids(cluster, namespace, "orphaned") == before["orphaned"], "it is taken back, and no pod restarts"

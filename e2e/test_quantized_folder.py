@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from e2e.cluster import Cluster
-from e2e.deployments import MODEL, condition, llmd, pods, wait_ready
+from e2e.deployments import FLOAT32_ENGINE, MODEL, condition, llmd, pods, wait_ready
 from e2e.durations import Durations
 from e2e.model_artifact import MODELS, push_model
 from e2e.release import Release
@@ -61,7 +61,8 @@ def test_a_quantized_folder_is_served_with_the_probabilities_of_its_weights(
     digest = push_model(folder, REPOSITORY, "fp8")
     model = {"servedName": MODEL, "source": {"image": {"reference": f"{INSIDE}/{REPOSITORY}:fp8"}}}
     with durations.measure("quantized model from a registry -> Ready"):
-        cluster.apply(namespace, with_env(llmd("quantized", model=model), PLAIN_HTTP_REGISTRIES=INSIDE))
+        deployment = llmd("quantized", model=model, engine=FLOAT32_ENGINE)
+        cluster.apply(namespace, with_env(deployment, PLAIN_HTTP_REGISTRIES=INSIDE))
         ready = wait_ready(cluster, namespace, "quantized")
     assert ready["status"]["plan"]["quantization"] == "FP8"
     assert condition(ready, "ModelReady")["status"] == "True"

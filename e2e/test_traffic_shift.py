@@ -1,4 +1,4 @@
-"""Traffic shifts in stages from a model in 16 bits to the same one in four, and back from pods that are worse.
+"""Traffic shifts in stages from a model in 16 bits to the same one in four; one restart of a candidate is no verdict.
 
 Minutes: `make e2e-long`.
 """
@@ -19,7 +19,8 @@ from e2e.test_quantization import dataset, decision, documents, gate
 
 NAME = "shifted"
 REPLICAS = 2
-STAGE_SECONDS = 600.0  # half a minute and fifty requests at least, on two cores with three pods and a client
+EVIDENCE_TIMEOUT = "5m"  # two cores with three pods and a client may be slower than the evidence needs
+STAGE_SECONDS = 600.0
 CACHE = {"cache": {"size": "1Gi", "storageClassName": STORAGE_CLASS}}
 LOCAL = {"servedName": MODEL, "source": {"local": {"path": MODEL}}}
 END_MODEL = "import os, signal; os.kill(1, signal.SIGTERM)"
@@ -31,7 +32,7 @@ def in_16_bits() -> Object:
 
 def quantized(method: str) -> Object:
     made = {"method": method, "calibration": dataset("calibration.jsonl"), "qualityGate": gate()}
-    rollout = {"strategy": "Availability"}
+    rollout = {"strategy": "Availability", "evidenceTimeout": EVIDENCE_TIMEOUT}
     return llmd(NAME, model=LOCAL | CACHE, replicas=REPLICAS, rollout=rollout, quantization=made)
 
 
@@ -42,7 +43,7 @@ def journal(deployment: Object) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_traffic_shifts_in_stages_to_a_quantized_model_and_back_from_worse_pods(
+def test_traffic_shifts_in_stages_to_a_quantized_model_and_a_candidate_survives_a_restart(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     seen: list[int] = []  # pods of the new model
@@ -78,7 +79,7 @@ def test_traffic_shifts_in_stages_to_a_quantized_model_and_back_from_worse_pods(
         assert seen == sorted(seen)
         kept = {pod["metadata"]["uid"] for pod in pods(cluster, namespace, NAME)}
 
-        with durations.measure("AWQ -> RTN, whose pod ends under traffic -> back"):
+        with durations.measure("AWQ -> RTN, whose pod ends once under traffic -> back by the spec"):
             cluster.apply(namespace, quantized("RTN"))
             (worse,) = eventually(
                 lambda: ready_with("/models/quantized/rtn-"),
@@ -99,14 +100,16 @@ def test_traffic_shifts_in_stages_to_a_quantized_model_and_back_from_worse_pods(
                 END_MODEL,
             )
             cluster.kubectl(*end)
-            back = eventually(
-                lambda: read(cluster, namespace, NAME),
-                lambda one: one["status"]["rollout"]["phase"] == "RolledBack",
-                what="the candidate refused",
+            eventually(
+                lambda: ready_with("/models/quantized/rtn-"),
+                lambda found: any(one["status"]["containerStatuses"][0]["restartCount"] for one in found),
+                what="the candidate serves again",
                 timeout_seconds=STAGE_SECONDS,
             )
-        words = decision(back, "RolledBack")
-        assert "began anew" in words, (journal(back), words)
+            shifting = read(cluster, namespace, NAME)
+            assert shifting["status"]["rollout"]["phase"] == "Progressing", "one restart is no verdict"
+            assert "of about" in shifting["status"]["rollout"]["evidence"]
+            cluster.apply(namespace, quantized("AWQ"))
         eventually(
             lambda: {pod["metadata"]["uid"] for pod in pods(cluster, namespace, NAME)},
             lambda now: now == kept,

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TextIO
 
+from millstream.output_streams import one_row
 from millstream_runtime.boot import BOOT_PHASES, BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.kv.pool_size import gibibytes
@@ -72,7 +73,8 @@ class BootProgress:
                 if not self._ended.is_set() and boot.phase in BOOT_PHASES:
                     detail = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
                     seconds = boot.seconds[boot.phase]
-                    self._write(CLEAR_LINE + phase_line("…", boot.phase, seconds, detail or boot.message))
+                    line = phase_line("…", boot.phase, seconds, detail or boot.message)
+                    self._write(CLEAR_LINE + one_row(line, self._out))
 
     def _finish_lines(self, boot: BootSnapshot) -> None:
         lines = CLEAR_LINE

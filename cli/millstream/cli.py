@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from millstream import __version__
-from millstream.output_streams import drop_output, output_failure, prepare_output_streams
+from millstream.arguments import did_you_mean
+from millstream.output_streams import drop_output, output_failure, prepare_output_streams, reader_is_gone
 from millstream.termination import write_termination_message
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
@@ -37,25 +38,29 @@ COMMANDS = {
         "tune a draft model on its target's answers to your prompts; exit code 3: not better",
     ),
     "bench": ("millstream.commands.bench", "load an OpenAI endpoint or an engine and measure latency and throughput"),
+    "completion": ("millstream.commands.completion", "print the completion script of bash, zsh or fish"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code."""
     prepare_output_streams()
+    code = 0
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            code = _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # `millstream … | head`
-        drop_output()
-        return EXIT_FAILURE
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise  # of a connection, not of the output
+        drop_output()  # `millstream … | head` has what it wanted
     except OSError as error:
         if (failure := output_failure(error)) is None:
             raise
         drop_output()
         return report(failure)
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -81,6 +86,8 @@ def report(failure: RuntimeFailure) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if len(arguments) > 1 and arguments[0] == "help":
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else EXIT_USAGE
@@ -89,7 +96,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        raise InvalidConfigError(f"Unknown command {command!r}; the commands are: {', '.join(COMMANDS)}.")
+        meant = did_you_mean(command, COMMANDS) or "."
+        raise InvalidConfigError(f"Unknown command {command!r}{meant} The commands are: {', '.join(COMMANDS)}.")
     run = importlib.import_module(COMMANDS[command][0]).run
     return int(run(rest))
 
@@ -97,5 +105,5 @@ def _dispatch(arguments: list[str]) -> int:
 def _help() -> str:
     lines = ["usage: millstream COMMAND [arguments]", ""]
     lines += [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "  --version  print the version", "", "Run `millstream COMMAND --help` for the flags of a command."]
+    lines += ["", "  --version  print the version", "", "Run `millstream help COMMAND` for the flags of a command."]
     return "\n".join(lines)

@@ -28,13 +28,8 @@ def manifest_reader() -> Callable[[Path], Any]:
     Raises:
         InvalidConfigError: this installation has no operator package, or $MILLSTREAM_ALLOWED_ENV is no list of names.
     """
-    try:
-        from millstream_operator.api.load import ManifestError, load_manifest
-    except ModuleNotFoundError as error:
-        raise InvalidConfigError(
-            "Reading an LLMDeployment file needs the operator package, which this installation (a runtime image?) "
-            "does not have; give a model folder instead."
-        ) from error
+    _require_operator_package()
+    from millstream_operator.api.load import ManifestError, load_manifest
 
     allowed_env = _allowed_env()
 
@@ -45,6 +40,29 @@ def manifest_reader() -> Callable[[Path], Any]:
             raise RuntimeFailure(FailureReason.INVALID_CONFIG, str(error)) from error
 
     return read
+
+
+def manifest_checker() -> Callable[[Path], list[str]]:
+    """A function that lists all errors of all LLMDeployments of a file, each as one sentence.
+
+    Raises:
+        InvalidConfigError: as `manifest_reader`.
+    """
+    _require_operator_package()
+    from millstream_operator.api.load import manifest_errors
+
+    allowed_env = _allowed_env()
+    return lambda path: [str(error) for error in manifest_errors(path, allowed_env)]
+
+
+def _require_operator_package() -> None:
+    try:
+        import millstream_operator.api.load  # noqa: F401 - whether it is there
+    except ModuleNotFoundError as error:
+        raise InvalidConfigError(
+            "Reading an LLMDeployment file needs the operator package, which this installation (a runtime image?) "
+            "does not have; give a model folder instead."
+        ) from error
 
 
 def _allowed_env() -> tuple[str, ...]:

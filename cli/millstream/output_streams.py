@@ -10,7 +10,9 @@ import codecs
 import errno
 import io
 import os
+import select
 import sys
+from typing import TextIO
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
@@ -58,6 +60,35 @@ def _occupy_standard_descriptors() -> None:
 def is_utf_8() -> bool:
     """Return whether standard output takes every character."""
     return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def reader_is_gone() -> bool:
+    """Return whether standard output or standard error is a pipe that nothing reads any more."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            return True
+    return False
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can write a line again; TERM=dumb says that it cannot."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Return the width of the terminal that a stream is; None where it is none, or does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):  # no terminal; a stream without a descriptor raises an OSError too
+        return None
+
+
+def one_row(text: str, stream: TextIO) -> str:
+    """Return the text, cut to one row of the terminal: of a line that wraps only the last row is cleared."""
+    columns = columns_of(stream)
+    return text if columns is None or len(text) < columns else f"{text[: max(0, columns - 2)]}…"
 
 
 def drop_output() -> None:

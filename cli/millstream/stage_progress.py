@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from millstream.output_streams import can_redraw, one_row
 from millstream_runtime.sources.progress_server import PORT, serve_report
 
 LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
@@ -21,7 +22,7 @@ class StageProgress:
     """One line on a terminal, with the time that is left; elsewhere a line every LOG_SECONDS."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
+        self._live = can_redraw(sys.stderr)
         self._stage = ""
         self._first = (0.0, 0.0)  # time and share when the stage began
         self._logged = float("-inf")
@@ -50,7 +51,7 @@ class StageProgress:
             report |= {"eta_seconds": round(left_seconds, 1)}
         self._report = report  # a new object each time: another thread reads it
         if self._live:
-            print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[2K{one_row(words, sys.stderr)}", end="", file=sys.stderr, flush=True)
         elif now - self._logged >= LOG_SECONDS:
             self._logged = now
             print(words, file=sys.stderr, flush=True)

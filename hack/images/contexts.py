@@ -24,9 +24,11 @@ from hack.images.layer import Entry, content_hash, copy_entries, entries_below
 # The operator imports only these modules of the runtime, so an edit of the engine does not change its image.
 CONTRACT_FILES = (
     "__init__.py",
+    "allowed_origins.py",
     "config.py",
     "config_files.py",
     "context_limit.py",
+    "config_json_fields.py",
     "draft_head_tensors.py",
     "draft_heads.py",
     "draft_tree.py",
@@ -36,6 +38,8 @@ CONTRACT_FILES = (
     "layer_windows.py",
     "model_families.py",
     "roofline.py",
+    "sources/__init__.py",
+    "sources/allowed_hubs.py",
     "strict_json.py",
 )
 CONTRACT_PACKAGES = ("gguf", "job_memory", "quantization_config")

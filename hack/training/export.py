@@ -16,7 +16,8 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the folder; everything that `transformers`, vLLM and our runtime read is in it, and no code."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16)
-    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=[2, 0], pad_token_id=0)
+    # Greedy where a request says nothing: at temperature 1 a model this small recites a quarter of its facts wrongly.
+    model.generation_config = GenerationConfig(bos_token_id=0, do_sample=False, eos_token_id=[2, 0], pad_token_id=0)
     model.save_pretrained(folder)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

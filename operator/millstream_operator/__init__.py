@@ -1,3 +1,3 @@
 """The operator: one LLMDeployment in, Kubernetes objects and conditions out. Never imports torch."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

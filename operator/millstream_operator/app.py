@@ -49,6 +49,7 @@ from millstream_operator.kube.watch_freshness import WatchFreshness
 from millstream_operator.kube.watch_verification import WatchVerification
 from millstream_operator.leadership.election import Election, Timing
 from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
+from millstream_operator.leadership.ownership import Release, without_others
 from millstream_operator.listings import Listings
 from millstream_operator.metrics import OperatorMetrics, StateCollector
 from millstream_operator.probing.background_reports import BackgroundReports
@@ -88,6 +89,7 @@ class Operator:
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
 
     def __post_init__(self) -> None:
+        self.release = Release(self.settings.operator_namespace, self.settings.lease_name)
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
         self.catalog = CatalogWatch(self.settings.gpu_catalog)
         self.index = Index(
@@ -156,6 +158,7 @@ class Operator:
             calibration=self.calibration,
             max_adoptions=self.settings.max_adoptions,
             recheck_seconds=self.settings.recheck_seconds,
+            release=self.release,
         )
 
     def _new_client(
@@ -390,10 +393,11 @@ class Operator:
                 kind.kind: self.freshness.age_seconds(kind, steady_seconds()) for kind in WATCHED
             },
             leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
-            llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
+            llmdeployments=lambda: without_others(self.index.all(LLM_DEPLOYMENT), self.release),
             events_waiting=lambda: self.events.waiting,
             inventory_known=lambda: self.facts.problem is None,
             catalog_valid=lambda: self.catalog.problem is None,
+            managed_by_another=lambda: self.reconciler.left_to_others,
         )
 
 

@@ -8,7 +8,9 @@ answers are for machines and for a person with curl: `ok`, or one sentence per p
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +21,7 @@ from millstream_operator.metrics import CONTENT_TYPE
 log = logging.getLogger(__name__)
 Check = Callable[[], Sequence[str]]
 SHUTDOWN_SECONDS = 1.0
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - the kubelet asks from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ class HealthServer:
     ready: Check
     metrics: Callable[[], bytes]
 
-    async def start(self, port: int, host: str = "0.0.0.0") -> web.AppRunner:  # noqa: S104 - the kubelet asks from outside
-        """Listen, and return the runner, whose `cleanup()` ends it. Port 0: any free one. Raises OSError if taken."""
+    async def start(self, port: int, host: str = EVERY_ADDRESS) -> web.AppRunner:
+        """Listen, and return the runner, whose `cleanup()` ends it. Port 0: any free one. Raises OSError if taken.
+
+        EVERY_ADDRESS is every one of both families, where the kernel has both: the kubelet asks at the pod's first one.
+        """
         app = web.Application()
         app.add_routes(
             [
@@ -41,11 +47,19 @@ class HealthServer:
         )
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
+        if host == EVERY_ADDRESS and socket.has_dualstack_ipv6():
+            with suppress(OSError):  # IPv6 may be compiled in and switched off; a port that is taken is refused below
+                await web.SockSite(runner, _dual_stack_listener(port)).start()
+                return runner
         await web.TCPSite(runner, host, port).start()
         return runner
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _dual_stack_listener(port: int) -> socket.socket:
+    return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
 async def _answer(check: Check, _: web.Request) -> web.Response:

@@ -77,6 +77,7 @@ class StateCollector(Collector):
     events_waiting: Callable[[], int] = lambda: 0
     inventory_known: Callable[[], bool] = lambda: False
     catalog_valid: Callable[[], bool] = lambda: True
+    managed_by_another: Callable[[], int] = lambda: 0
 
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily(
@@ -108,6 +109,11 @@ class StateCollector(Collector):
             f"{PREFIX}_gpu_catalog_valid",
             "0 while the file of own GPU prices cannot be used, and the last good one is.",
             float(self.catalog_valid()),
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_managed_by_another",
+            "LLMDeployments that another release manages; this one writes nothing to them.",
+            float(self.managed_by_another() if leading else 0),
         )
         yield self._deployments() if leading else _deployments_family()
 

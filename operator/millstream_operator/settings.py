@@ -35,7 +35,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
-from millstream_operator.api.load import field_error
+from millstream_operator.api.validation.field_errors import field_error
 from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS
 from millstream_operator.inventory.node_pools import NodePool, read_node_pools
 from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS

@@ -4,4 +4,4 @@ Importing this package, `config` or `errors` loads neither torch nor the HTTP st
 command line read the contract from here.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

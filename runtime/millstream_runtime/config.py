@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from millstream_runtime.allowed_origins import check_origins
 from millstream_runtime.draft_tree import DraftTree
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.model_families import RUNNABLE
@@ -45,10 +46,13 @@ LATER_FIELDS = frozenset(
         "speculation_acceptance",
         "draft_tree",
         "quantization",
+        "planned_model_len",
     }
 )
 # Absent from live.json at their defaults.
-OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds", "speculation_governor"})
+OPTIONAL_LIVE_FIELDS = frozenset(
+    {"probe_key_digests", "target_itl_milliseconds", "speculation_governor", "allowed_origins"}
+)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
 
 
@@ -61,7 +65,12 @@ class Device(StrEnum):
 
 
 class DType(StrEnum):
-    """Arithmetic of the model. `AUTO`: the checkpoint's own on CUDA, float32 on a CPU."""
+    """Arithmetic of the model. `AUTO`: the checkpoint's own, but float32 on a CPU with AVX-512 unless it multiplies
+    bfloat16 numbers and the checkpoint holds these.
+
+    A CPU holds weights, keys and values in that type, and computes in float32 otherwise. `AUTO` of a boot file is
+    float32 there: so plans of all releases before this one were counted.
+    """
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -155,6 +164,7 @@ class Capabilities:
     cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
     cpu_speculation_methods: frozenset[str] = frozenset({"Disabled"})  # `speculation_methods` are a GPU's
     rounded_quantization_methods: frozenset[str] = frozenset()  # the same of a model, where `quantization` asks for it
+    cpu_weight_dtypes: frozenset[str] = frozenset({"FP32"})  # in which a CPU holds weights that no format quantizes
 
 
 CAPABILITIES = Capabilities(
@@ -171,6 +181,7 @@ CAPABILITIES = Capabilities(
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset(SpeculationMethod),
     rounded_quantization_methods=frozenset({"FP8"}),
+    cpu_weight_dtypes=frozenset({"FP32", "BF16", "FP16"}),
 )
 
 
@@ -187,10 +198,12 @@ class LiveConfig:
     probe_key_digests: tuple[str, ...] = ()  # SHA-256, in hex, of the keys of the operator's probe
     target_itl_milliseconds: int | None = None  # as in BootConfig, which holds where this is None
     speculation_governor: GovernorMode = GovernorMode.ENFORCE
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may ask from a browser (CORS); see `allowed_origins`
 
     def __post_init__(self) -> None:
         _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, MAX_DURATION_SECONDS)
         _require_target_itl(self.target_itl_milliseconds)
+        check_origins(self.allowed_origins)
         if len(self.probe_key_digests) > MAX_PROBE_KEYS or not all(map(_SHA256_HEX.fullmatch, self.probe_key_digests)):
             raise InvalidConfigError(
                 f"probe_key_digests must be at most {MAX_PROBE_KEYS} SHA-256 digests of 64 hexadecimal digits."
@@ -204,7 +217,7 @@ class LiveConfig:
             if field.name not in OPTIONAL_LIVE_FIELDS or getattr(self, field.name) != field.default
         }
         found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        found["probe_key_digests"] = [*self.probe_key_digests]
+        found |= {name: [*value] for name, value in found.items() if isinstance(value, tuple)}
         return {name: value for name, value in found.items() if name in kept}
 
 
@@ -224,6 +237,8 @@ class BootConfig:
     quantization: WeightFormat | None = None
     tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
+    # Tokens of one request that a plan has room for, where `max_model_len` is None: with less room the boot ends.
+    planned_model_len: int | None = None
     max_num_batched_tokens: int = 2048  # tokens one step may compute
     max_num_seqs: int = 64  # requests one step may hold
     block_size_tokens: int = DEFAULT_BLOCK_SIZE_TOKENS
@@ -256,6 +271,8 @@ class BootConfig:
         _in_range("--tensor-parallel-size", self.tensor_parallel_size, 1, TENSOR_PARALLEL_SIZE_LIMIT)
         if self.max_model_len is not None:
             _in_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN_LIMIT_TOKENS)
+        if self.planned_model_len is not None:
+            _in_range("--planned-model-len", self.planned_model_len, 1, MAX_MODEL_LEN_LIMIT_TOKENS)
         _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 16, MAX_MODEL_LEN_LIMIT_TOKENS)
         _in_range("--max-num-seqs", self.max_num_seqs, 1, MAX_NUM_SEQS_LIMIT)
         _require(
@@ -362,6 +379,9 @@ class RuntimeConfig(BootConfig):
     log_level: LogLevel | None = None
     probe_key_digests: tuple[str, ...] = ()
     speculation_governor: GovernorMode = GovernorMode.ENFORCE
+    allowed_origins: tuple[str, ...] = ()
+    # What `dtype: auto` of a boot file means on a CPU, whatever the checkpoint is; None: the checkpoint's own.
+    auto_dtype: DType | None = None
 
     def __post_init__(self) -> None:
         BootConfig.__post_init__(self)

@@ -18,6 +18,8 @@ from millstream_runtime.config import BootConfig, LiveConfig
 from millstream_runtime.errors import InvalidConfigError
 
 BOOT_FILE, LIVE_FILE = "boot.json", "live.json"
+# The operator mounts the Secret with the API keys here, as <secret>/<key>: messages name both by the path.
+API_KEYS_FOLDER = "/var/run/secrets/millstream/api-keys"
 MAX_FILE_BYTES = 1 << 16
 MAX_SHOWN_CHARACTERS = 40  # of a wrong value
 Half = TypeVar("Half", BootConfig, LiveConfig)

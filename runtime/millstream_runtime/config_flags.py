@@ -59,11 +59,17 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json; or *.gguf")
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
     _one_of(parser, "--device", Device, "auto takes CUDA where there is one (default: auto)")
-    _one_of(parser, "--dtype", DType, "auto: the checkpoint's own on CUDA, float32 on a CPU")
+    dtype = (
+        "of weights, and on a CPU of the KV cache; auto: the checkpoint's, but float32 on a CPU with AVX-512, unless "
+    )
+    dtype += "the checkpoint is bfloat16 and the CPU has AVX512_BF16 or AMX"
+    _one_of(parser, "--dtype", DType, dtype)
     quantization = "refuse a checkpoint of another format; FP8 rounds one of 16 bits while it loads (default: take any)"
     _one_of(parser, "--quantization", WeightFormat, quantization)
     _integer(parser, "--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
     _integer(parser, "--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
+    planned = "end the boot where memory holds no request of so many tokens (default: serve what it holds)"
+    _integer(parser, "--planned-model-len", planned)
 
 
 def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
@@ -128,10 +134,13 @@ def _add_speculation_flags(parser: argparse.ArgumentParser) -> None:
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
+    origins = "of web pages that may ask from a browser (CORS), such as https://chat.example.com, or * (default: none)"
+    flag("--allowed-origins", type=_to_list, metavar="ORIGIN[,ORIGIN]", help=origins)
     _integer(parser, "--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     _one_of(parser, "--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")
     _integer(parser, "--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
-    flag("--host", help="address to listen on (default: 0.0.0.0)")
+    host = "address to listen on (default: 127.0.0.1 with a folder or a manifest, else every address, IPv4 and IPv6)"
+    flag("--host", help=host)
     _integer(parser, "--port", "port to listen on (default: 8000)")
 
 
@@ -170,6 +179,10 @@ def _to_bytes(text: str) -> int:
         base = 1024 if binary else 1000
         means = f"; {text} is {int(number) * base ** (_PREFIXES.index(prefix.upper()) + 1)}"
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes{means}")
+
+
+def _to_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _to_one_of(values: type[Value]) -> Callable[[str], Value]:

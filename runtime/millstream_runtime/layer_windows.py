@@ -2,7 +2,8 @@
 
     sliding_window                        tokens that a windowed layer sees, the newest included
     use_sliding_window                    in families where the window is on request
-    layer_types                           which layers have it, by name; else by the family's rule:
+    layer_types                           which layers have it, by name (Mistral's with it are Ministral's); else by the
+                                          family's rule:
     max_window_layers                     ... the layers behind the first so many (Qwen)
     sliding_window_pattern                ... all but every n-th (Gemma 3)
 
@@ -46,7 +47,7 @@ def layer_windows(config: Mapping[str, object], num_layers: int, traits: WindowT
     window = _window(config, traits.default_tokens)
     if window is None:
         return ()
-    if traits.in_every_layer:
+    if traits.in_every_layer and not (traits.types_are_read and _has_layer_types(config)):
         return (window,) * num_layers
     types = config.get("layer_types") or _default_types(config, num_layers, traits)
     if not isinstance(types, Sequence) or len(types) != num_layers or any(one not in (SLIDING, FULL) for one in types):
@@ -55,6 +56,13 @@ def layer_windows(config: Mapping[str, object], num_layers: int, traits: WindowT
         )
     windows = tuple(window if one == SLIDING else None for one in types)
     return windows if any(windows) else ()
+
+
+def _has_layer_types(config: Mapping[str, object]) -> bool:
+    """By the rule of transformers' AutoConfig: a `mistral` with `layer_types` is a `ministral`. The language model of a
+    model with a vision tower is made without that rule, and is one only by its name."""
+    is_ministral = "text_config" not in config or config.get("model_type") == "ministral"
+    return config.get("layer_types") is not None and is_ministral
 
 
 def _default_types(config: Mapping[str, object], num_layers: int, traits: WindowTraits) -> list[str]:

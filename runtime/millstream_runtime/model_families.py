@@ -11,22 +11,55 @@ adding a family.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassDefaults:
+    """What fields that a published config.json leaves out mean: the defaults of the family's class in `transformers`.
+
+    Named as in config.json. None: a file without the field is refused, or another field decides.
+    """
+
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float | None = 1e-6
+    rope_theta: float | None = 10_000.0  # None: the family has several
+    tie_word_embeddings: bool = False
+    vocab_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None  # None: as many as query heads
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    query_pre_attn_scalar: int | None = None
+    num_local_experts: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    n_routed_experts: int | None = None
+    n_shared_experts: int | None = None
+    moe_intermediate_size: int | None = None
+    first_k_dense_replace: int | None = None
+    n_group: int | None = None
+    topk_group: int | None = None
+
+
+# Fields of which `null` is no class default: as many as query heads; no bottleneck; no such experts.
+NULL_IS_A_VALUE = ("num_key_value_heads", "q_lora_rank", "n_routed_experts", "n_shared_experts")
+# ... and of which an inspection has always left out both, so that there a class default stands as a number.
+STATED_IN_INSPECTIONS = NULL_IS_A_VALUE[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseTraits:
-    """How a dense decoder differs from Llama. Optional sizes are the defaults of `transformers` for absent fields."""
+    """How a dense decoder differs from Llama."""
 
     qkv_bias: bool = False
     norms_per_layer: int = 2
     query_key_norms: bool = False
-    tied: bool = False  # the head shares the embedding's weights
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_size: int | None = None
-    vocab_size: int | None = None
-    max_position_embeddings: int = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +68,6 @@ class ExpertTraits:
 
     experts_field: str
     width_field: str
-    default_experts: int
-    default_experts_per_token: int
     qkv_bias: bool = False
     query_key_norms: bool = False
     every_layer: bool = False  # no layer is dense
@@ -69,10 +100,11 @@ class WindowTraits:
     full_every: int | None = None  # each n-th layer attends to all tokens
     pattern_is_read: bool = False  # `sliding_window_pattern` takes the place of `full_every`
     first_full_layers: int | None = None  # where config.json has no `max_window_layers`, before which layers are full
+    types_are_read: bool = False  # `layer_types` counts, though all layers are windowed where the file has none
 
     @property
     def in_every_layer(self) -> bool:
-        """Whether all layers are windowed, whatever `layer_types` says."""
+        """Whether all layers are windowed where config.json has no `layer_types`."""
         return self.full_every is None and self.first_full_layers is None
 
 
@@ -93,6 +125,7 @@ class ModelFamily:
     models: str = ""  # which published models, where the architecture's name does not say it (docs)
     beyond_llama: str = ""  # what the module adds to Llama (docs)
     windows: WindowTraits | None = None  # None: every layer attends to all tokens
+    defaults: ClassDefaults = ClassDefaults()  # of the fields that config.json leaves out
 
 
 # Error messages list families in this order.
@@ -105,16 +138,20 @@ FAMILIES: tuple[ModelFamily, ...] = (
         aliases=("internlm3", "iquestcoder"),
         models="Llama 2, 3 and kin",
         beyond_llama="rope `linear`, `llama3`, `yarn`, `dynamic`; biases; tied embeddings",
-        traits=DenseTraits(max_position_embeddings=2048),
+        traits=DenseTraits(),
     ),
     ModelFamily(
         model_type="mistral",
         architecture="MistralForCausalLM",
+        other_architectures=("MinistralForCausalLM",),
         vision_architectures=("Mistral3ForConditionalGeneration",),
         module="mistral",
-        beyond_llama="a sliding window in every layer",
-        windows=WindowTraits(default_tokens=4096),  # version 0.1 had no field for it; later ones say null
-        traits=DenseTraits(max_position_embeddings=131072),
+        aliases=("ministral",),
+        beyond_llama="a sliding window in every layer, or in those that `layer_types` names (Ministral)",
+        # Version 0.1 had no field for it; later ones say null.
+        windows=WindowTraits(default_tokens=4096, types_are_read=True),
+        traits=DenseTraits(),
+        defaults=ClassDefaults(max_position_embeddings=131072, num_key_value_heads=8),
     ),
     ModelFamily(
         model_type="qwen2",
@@ -125,7 +162,8 @@ FAMILIES: tuple[ModelFamily, ...] = (
         models="Qwen2, 2.5",
         beyond_llama="bias on Q, K, V; a window in later layers on request",
         windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
-        traits=DenseTraits(qkv_bias=True, max_position_embeddings=32768),
+        traits=DenseTraits(qkv_bias=True),
+        defaults=ClassDefaults(max_position_embeddings=32768),
     ),
     ModelFamily(
         model_type="qwen3",
@@ -135,12 +173,14 @@ FAMILIES: tuple[ModelFamily, ...] = (
         aliases=("qwen3_vl_text",),
         beyond_llama="RMS norm on query and key heads",
         windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
-        traits=DenseTraits(query_key_norms=True, head_size=128, max_position_embeddings=32768),
+        traits=DenseTraits(query_key_norms=True),
+        defaults=ClassDefaults(max_position_embeddings=32768, head_dim=128),
     ),
     ModelFamily(
         model_type="gemma",
         architecture="GemmaForCausalLM",
-        traits=DenseTraits(tied=True, head_size=256, max_position_embeddings=8192),
+        traits=DenseTraits(),
+        defaults=ClassDefaults(max_position_embeddings=8192, tie_word_embeddings=True, head_dim=256),
     ),
     ModelFamily(
         model_type="gemma2",
@@ -148,7 +188,14 @@ FAMILIES: tuple[ModelFamily, ...] = (
         module="gemma",
         beyond_llama="norms before and after each block, scaled embeddings, soft caps, alternating windows",
         windows=WindowTraits(default_tokens=4096, full_every=2),
-        traits=DenseTraits(norms_per_layer=4, tied=True, head_size=256, max_position_embeddings=8192),
+        traits=DenseTraits(norms_per_layer=4),
+        defaults=ClassDefaults(
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+            num_key_value_heads=4,
+            head_dim=256,
+            query_pre_attn_scalar=256,
+        ),
     ),
     ModelFamily(
         model_type="gemma3",
@@ -158,15 +205,16 @@ FAMILIES: tuple[ModelFamily, ...] = (
         aliases=("gemma3_text",),
         beyond_llama="Q/K norm, a rotary base of its own for windowed layers",
         windows=WindowTraits(default_tokens=4096, full_every=6, pattern_is_read=True),
-        traits=DenseTraits(
-            norms_per_layer=4,
-            query_key_norms=True,
-            tied=True,
-            heads=8,
-            kv_heads=4,
-            head_size=256,
-            vocab_size=262208,
+        traits=DenseTraits(norms_per_layer=4, query_key_norms=True),
+        defaults=ClassDefaults(
             max_position_embeddings=131072,
+            rope_theta=None,
+            tie_word_embeddings=True,
+            vocab_size=262208,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=256,
+            query_pre_attn_scalar=256,
         ),
     ),
     ModelFamily(
@@ -177,6 +225,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         beyond_llama="fused tensors, partial rotary embedding, LongRoPE",
         windows=WindowTraits(),
         traits=DenseTraits(),
+        defaults=ClassDefaults(max_position_embeddings=4096, rms_norm_eps=1e-5),
     ),
     ModelFamily(
         model_type="mixtral",
@@ -187,9 +236,15 @@ FAMILIES: tuple[ModelFamily, ...] = (
         traits=ExpertTraits(
             experts_field="num_local_experts",
             width_field="intermediate_size",
-            default_experts=8,
-            default_experts_per_token=2,
             every_layer=True,
+        ),
+        defaults=ClassDefaults(
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-5,
+            rope_theta=1_000_000.0,
+            num_key_value_heads=8,
+            num_local_experts=8,
+            num_experts_per_tok=2,
         ),
     ),
     ModelFamily(
@@ -198,11 +253,10 @@ FAMILIES: tuple[ModelFamily, ...] = (
         traits=ExpertTraits(
             experts_field="num_experts",
             width_field="moe_intermediate_size",
-            default_experts=60,
-            default_experts_per_token=4,
             qkv_bias=True,
             shared_expert=True,
         ),
+        defaults=ClassDefaults(max_position_embeddings=32768, num_experts=60, num_experts_per_tok=4),
     ),
     ModelFamily(
         model_type="qwen3_moe",
@@ -213,9 +267,10 @@ FAMILIES: tuple[ModelFamily, ...] = (
         traits=ExpertTraits(
             experts_field="num_experts",
             width_field="moe_intermediate_size",
-            default_experts=128,
-            default_experts_per_token=8,
             query_key_norms=True,
+        ),
+        defaults=ClassDefaults(
+            max_position_embeddings=32768, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8
         ),
     ),
     ModelFamily(
@@ -225,6 +280,19 @@ FAMILIES: tuple[ModelFamily, ...] = (
         models="V2, V2-Lite",
         beyond_llama="MLA, shared experts, softmax routing with and without groups",
         traits=LatentTraits(),
+        defaults=ClassDefaults(
+            vocab_size=102400,
+            num_attention_heads=32,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            n_routed_experts=64,
+            n_shared_experts=2,
+            moe_intermediate_size=1407,
+            first_k_dense_replace=0,
+        ),
     ),
     ModelFamily(
         model_type="deepseek_v3",
@@ -234,14 +302,37 @@ FAMILIES: tuple[ModelFamily, ...] = (
         models="V3, R1, Kimi K2 in 16 bits",
         beyond_llama="MLA, sigmoid routing by groups with a bias for the choice",
         traits=LatentTraits(router_bias=True),
+        defaults=ClassDefaults(
+            max_position_embeddings=4096,
+            vocab_size=129280,
+            num_attention_heads=128,
+            num_experts_per_tok=8,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            moe_intermediate_size=2048,
+            first_k_dense_replace=3,
+            n_group=8,
+            topk_group=4,
+        ),
     ),
     ModelFamily(
         model_type="falcon",
         architecture="FalconForCausalLM",
         aliases=("RefinedWebModel", "RefinedWeb"),
         traits=FalconTraits(),
+        defaults=ClassDefaults(rms_norm_eps=None, tie_word_embeddings=True),
     ),
-    ModelFamily(model_type="gpt_neox", architecture="GPTNeoXForCausalLM", traits=GptNeoxTraits()),
+    ModelFamily(
+        model_type="gpt_neox",
+        architecture="GPTNeoXForCausalLM",
+        traits=GptNeoxTraits(),
+        defaults=ClassDefaults(rms_norm_eps=None),
+    ),
 )
 
 RUNNABLE = tuple(family for family in FAMILIES if family.module is not None)
@@ -259,3 +350,26 @@ def windows_of_architecture(architecture: str) -> WindowTraits | None:
 def family_of(model_type: str) -> ModelFamily | None:
     """The family of a config.json's `model_type`, by its name or an alias; None where there is no row."""
     return _BY_MODEL_TYPE.get(model_type)
+
+
+def with_class_defaults(config: Mapping[str, object], family: ModelFamily) -> dict[str, object]:
+    """Return the fields of `config`, with those of `ClassDefaults` that it leaves out.
+
+    A `null` counts as left out, but for `NULL_IS_A_VALUE`. The number of experts has two names, of which
+    `transformers` 5 writes the other one.
+    """
+    filled = dict(config)
+    if family.defaults.num_experts is not None and filled.get("num_experts") is None:
+        filled["num_experts"] = filled.get("num_local_experts")
+    for field in fields(ClassDefaults):
+        default = getattr(family.defaults, field.name)
+        means_something = field.name in NULL_IS_A_VALUE and field.name in config
+        if default is not None and filled.get(field.name) is None and not means_something:
+            filled[field.name] = default
+    return filled
+
+
+def defaults_to_state(config: Mapping[str, object], family: ModelFamily) -> dict[str, int]:
+    """Return the class defaults that an inspection of `config` states as numbers."""
+    defaults = {name: getattr(family.defaults, name) for name in STATED_IN_INSPECTIONS if name not in config}
+    return {name: default for name, default in defaults.items() if default is not None}

@@ -7,9 +7,11 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream_runtime.config import DType
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread
 
@@ -32,10 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[ServerThread]:
-    with serving_from_a_process(DEMO_MODEL, served_model_name="demo-chat", kv_cache_memory_bytes=64 << 20) as (
-        server,
-        _,
-    ):
+    """In float32, in which `transformers` computes what the clients' figures are compared with."""
+    settings: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "dtype": DType.FLOAT32}
+    with serving_from_a_process(DEMO_MODEL, served_model_name="demo-chat", **settings) as (server, _):
         yield server.wait_ready()
 
 

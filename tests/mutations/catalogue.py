@@ -8,6 +8,7 @@ from tests.mutations import (
     kernel_traps,
     operator_mistakes,
     runtime_mistakes,
+    text_folder_mistakes,
     token_kernel_traps,
 )
 from tests.mutations.promises import PROMISES
@@ -16,6 +17,7 @@ MUTATIONS = [
     *PROMISES,
     *operator_mistakes.MISTAKES,
     *runtime_mistakes.MISTAKES,
+    *text_folder_mistakes.MISTAKES,
     *command_line_mistakes.MISTAKES,
     *deployment_files.MISTAKES,
     *kernel_traps.TRAPS,

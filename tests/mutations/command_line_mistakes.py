@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations.mutation import COMMAND_LINE, Mutation
+from tests.mutations.mutation import COMMAND_LINE, OPERATOR, Mutation
 
 MISTAKES = [
     Mutation.of(
@@ -14,10 +14,17 @@ MISTAKES = [
         "commands/test_validate.py::test_one_bad_file_among_good_ones_is_an_error",
     ),
     Mutation.of(
+        "a field that is missing because it is misspelled is an error of its own",
+        f"{OPERATOR}/api/validation/field_errors.py",
+        'return [error for error in errors if error.details["type"] != "missing" or error.location not in meant]',
+        "return errors",
+        "operator/api/test_load.py::test_a_misspelled_required_field_is_one_error",
+    ),
+    Mutation.of(
         "of several plans one that fits is enough",
         f"{COMMAND_LINE}/commands/plan.py",
-        "return EXIT_FEASIBLE if all(result.feasible for result in results) else EXIT_INFEASIBLE",
-        "return EXIT_FEASIBLE if any(result.feasible for result in results) else EXIT_INFEASIBLE",
+        "return EXIT_FEASIBLE if all(result.can_be_applied for result in results) else EXIT_INFEASIBLE",
+        "return EXIT_FEASIBLE if any(result.can_be_applied for result in results) else EXIT_INFEASIBLE",
         "plan_cli/test_plan_command.py::test_several_files_end_with_the_worst",
     ),
     Mutation.of(
@@ -54,5 +61,19 @@ MISTAKES = [
         '            partial.write_text(text, encoding="utf-8", errors="replace")\n            partial.replace(path)\n',
         '            path.write_text(text, encoding="utf-8", errors="replace")\n',
         "commands/test_saved_files.py::test_a_file_is_replaced_whole",
+    ),
+    Mutation.of(
+        "a word that is no flag completes as one",
+        f"{COMMAND_LINE}/completion.py",
+        "        if [[ $word == -* ]]; then\n          case",
+        "        if true; then\n          case",
+        "commands/test_completion.py::test_bash_completes",
+    ),
+    Mutation.of(
+        "a line as long as the terminal is wide needs no cut",
+        f"{COMMAND_LINE}/output_streams.py",
+        "len(text) < columns else",
+        "len(text) <= columns else",
+        "commands/test_narrow_terminals.py::test_what_is_longer_than_a_row_is_cut",
     ),
 ]

@@ -93,4 +93,21 @@ LOCKS = [
     ),
 ]
 
-MISTAKES = [*CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS]
+BUILDS = [
+    Mutation.of(
+        "a wheel without the compiled kernels is better than none",
+        "hack/wheel_hook.py",
+        "if ended.returncode != 0:",
+        "if ended.returncode < 0:",
+        "kernels/test_wheel.py::test_a_build_that_cannot_compile_ends_and_names_the_package",
+    ),
+    Mutation.of(
+        "make compiles again only when the old sources change",
+        "Makefile",
+        "paged_prefill.py product_vectors.py stored",
+        "paged_prefill.py stored",
+        "kernels/test_wheel.py::test_make_compiles_again_when_any_source_of_the_kernels_changes",
+    ),
+]
+
+MISTAKES = [*CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS, *BUILDS]

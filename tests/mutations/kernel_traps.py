@@ -120,6 +120,13 @@ ATTENTION = [
         "test_decode.py::test_it_is_as_good_as_torch",
     ),
     kernel_mutation(
+        "a split that ends where the window begins is combined, and nothing was stored of it",
+        "attention/decode",
+        "first = tl.maximum(position - window + 1, 0) // SPLIT_TOKENS",
+        "first = tl.maximum(position - window, 0) // SPLIT_TOKENS",
+        "test_decode.py::test_a_split_that_ends_before_the_window_is_not_combined",
+    ),
+    kernel_mutation(
         "the same in a prompt",
         "attention/prefill",
         "seen &= tokens[None, :] > positions[:, None] - window",

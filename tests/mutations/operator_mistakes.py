@@ -6,6 +6,62 @@ from tests.mutations.mutation import OPERATOR, Mutation
 
 PLANNING = [
     Mutation.of(
+        "a plan that needs to know the GPUs comes before the edit that includes a node",
+        f"{OPERATOR}/planning/planner.py",
+        "if blind is not None and (INVENTORY not in blind.requires or not left_out):",
+        "if blind is not None:",
+        "operator/planning/test_left_out_nodes.py::test_the_edit_that_includes_a_tainted_node_is_offered",
+    ),
+    Mutation.of(
+        "of the products the one with the fewest GPUs wins",
+        f"{OPERATOR}/planning/choices/placement.py",
+        "key=lambda one: _order_of_products(one[0])",
+        "key=lambda one: _order(one[0])",
+        "operator/planning/test_placement.py::test_more_of_a_cheap_gpu_come_before_one_dear_one",
+    ),
+    Mutation.of(
+        "a shorter context comes before waiting",
+        f"{OPERATOR}/planning/planner.py",
+        "functools.partial(search, may_shorten=False)",
+        "search",
+        "operator/planning/test_waiting.py::test_waiting_comes_before_a_context_that_clients_would_notice",
+    ),
+    Mutation.of(
+        "M-RoPE beside a vision tower is refused by the plan",
+        f"{OPERATOR}/catalog/read_shape.py",
+        "has_tower=has_tower(config)",
+        "has_tower=False",
+        "contracts/test_rope_types.py::test_the_angles_of_images_are_plain_ones_for_text",
+    ),
+    Mutation.of(
+        "a budget need not pay for the fewest replicas of an autoscaler",
+        f"{OPERATOR}/planning/choices/evaluation.py",
+        "max(replicas, resolved.replicas, resolved.fewest_autoscaled)",
+        "max(replicas, resolved.replicas)",
+        "operator/planning/test_estimated_prices.py::test_a_budget_pays_for_the_fewest_replicas_of_an_autoscaler",
+    ),
+    Mutation.of(
+        "a price of one's own keeps the words about the shipped one",
+        f"{OPERATOR}/catalog/gpu.py",
+        'if "listPriceUSDPerHour" in fields:',
+        'if "priceBasis" in fields:',
+        "operator/catalog/test_gpu.py::test_a_price_of_ones_own_is_not_the_shipped_sources",
+    ),
+    Mutation.of(
+        "a maxModelLen that the spec gives is a default that may shrink",
+        f"{OPERATOR}/planning/choices/smaller_defaults.py",
+        "    if resolved.max_model_len_is_given:\n        return\n",
+        "",
+        "operator/planning/test_smaller_defaults.py::test_what_the_spec_gives_does_not_shrink",
+    ),
+    Mutation.of(
+        "stages that the runtime does not have are chosen where GPUs that are taken would do",
+        f"{OPERATOR}/planning/choices/candidates.py",
+        "range(2, min(MAX_PIPELINE, question.max_pipeline) + 1)",
+        "range(2, MAX_PIPELINE + 1)",
+        "operator/planning/test_waiting.py::test_what_waits_and_runs_comes_before_what_is_free_and_cannot_run",
+    ),
+    Mutation.of(
         "each rank holds its part of the KV heads, however few there are",
         f"{OPERATOR}/planning/sizing/weights.py",
         "copied = shape.kv_projection_parameters * shape.kv_heads_per_rank(tensor) // shape.num_kv_heads",
@@ -65,11 +121,32 @@ ROLLOUTS = [
         "operator/rollout/test_retry.py::test_an_outage_of_the_registry_is_tried_again_and_succeeds",
     ),
     Mutation.of(
-        "a canary is worse when it has more errors, not a larger share of them",
+        "evidence counts what a pod answered before the shift",
+        f"{OPERATOR}/rollout/traffic_shift/evidence.py",
+        "            part = one.traffic.since(last.traffic)\n",
+        "            part = one.traffic\n",
+        "operator/rollout/test_staged_shift.py::test_a_busy_model_moves_on_after_enough_requests",
+    ),
+    Mutation.of(
+        "a canary is worse when fewer of its answers end at their limit",
         f"{OPERATOR}/rollout/traffic_shift/traffic_judgement.py",
-        "if not size or not other_size or hits * other_size <= other_hits * size:",
-        "if not size or not other_size or hits <= other_hits:",
+        "return new.length / new.complete - old.length / old.complete >= LEAST_LENGTH_DIFFERENCE",
+        "return True",
         "operator/rollout/test_traffic_judgement.py::test_what_is_worse",
+    ),
+    Mutation.of(
+        "a stage that is held goes on after its timeout",
+        f"{OPERATOR}/rollout/traffic_shift/staged_shift.py",
+        "(timed_out and proceeds(owner))",
+        "timed_out",
+        "operator/rollout/test_staged_shift.py::test_a_stage_is_held_until_it_has_its_evidence_where_the_spec_says_so",
+    ),
+    Mutation.of(
+        "a value of retry is tried again and again",
+        f"{OPERATOR}/rollout/retry.py",
+        "if (asked := asked_retry(owner)) is not None and asked != failure.retry:",
+        "if (asked := asked_retry(owner)) is not None:",
+        "operator/rollout/test_retry.py::test_a_value_that_was_there_when_it_failed_is_no_attempt",
     ),
     Mutation.of(
         "the history counts the records that are kept in any case a second time",
@@ -243,4 +320,141 @@ DELETIONS = [
     ),
 ]
 
-MISTAKES = [*PLANNING, *ROLLOUTS, *CONTROL, *DELETIONS]
+ADDED_CONTAINERS = [
+    Mutation.of(
+        "a Job is tried again once it has ended",
+        f"{OPERATOR}/facts/job_attempts.py",
+        "    if seconds_ago is not None:\n        return seconds_ago\n",
+        "    return seconds_ago\n",
+        "operator/facts/test_added_containers.py::test_a_sidecar_that_never_ends_delays_no_attempt",
+    ),
+    Mutation.of(
+        "a sidecar that the kubelet ends after the work is a download that failed",
+        f"{OPERATOR}/facts/job_attempts.py",
+        ' and init.get("name") not in sidecars',
+        "",
+        "operator/facts/test_added_containers.py::test_a_native_sidecar_that_the_kubelet_ends_fails_nothing",
+    ),
+    Mutation.of(
+        "what a webhook added to the pod is not our trouble",
+        f"{OPERATOR}/diagnosis/container_failures.py",
+        "    return diagnose_added_containers(pod, RUNTIME_CONTAINER)\n",
+        "    return None\n",
+        "operator/diagnosis/test_diagnosis.py::test_a_failing_pod_is_one_reason_and_one_sentence",
+    ),
+]
+
+ORPHANS = [
+    Mutation.of(
+        "whatever has our labels and no owner is an orphan of ours",
+        f"{OPERATOR}/children/orphans.py",
+        "return is_named_so and is_labelled and APPLIED_ANNOTATION in annotations and is_known",
+        "return is_named_so and is_labelled",
+        "operator/reconciling/test_orphans.py::test_an_object_that_is_not_a_marked_orphan_is_left_alone_and_named",
+        "operator/reconciling/test_orphans.py::test_without_a_record_that_can_be_read_nothing_is_taken",
+    ),
+    Mutation.of(
+        "an object that has an owner by now is still an orphan",
+        f"{OPERATOR}/reconciling/adopt_orphans.py",
+        "orphans = [one for one in live if is_orphan(kind_of(one), one, key.name)]",
+        "orphans = live",
+        "operator/reconciling/test_orphans.py::test_what_another_controller_adopted_meanwhile_is_not_written",
+    ),
+    Mutation.of(
+        "a Secret that is deleted is noticed when the model is next asked for a token",
+        f"{OPERATOR}/reconciling/probe.py",
+        "if now >= known.keys_due:",
+        "if now >= known.due:",
+        "operator/reconciling/test_authentication.py::"
+        "test_a_secret_that_is_deleted_is_a_condition_within_a_minute_or_so",
+    ),
+    Mutation.of(
+        "GPUs that are taken are GPUs that no node has",
+        f"{OPERATOR}/inventory/accounts.py",
+        "return not self._nodes and not self._pools",
+        "return not self._pools",
+        "operator/rollout/test_scheduler_kit.py::test_the_operator_reads_why_no_node_takes_a_pod",
+    ),
+]
+
+TWO_RELEASES = [
+    Mutation.of(
+        "an object of another release is ours once its Lease is old by this machine's clock",
+        f"{OPERATOR}/leadership/ownership.py",
+        "return is_old and self.unchanged_seconds >= LEAST_UNCHANGED_SECONDS",
+        "return is_old",
+        "operator/leadership/test_ownership.py::test_who_manages_it",
+    ),
+    Mutation.of(
+        "a status that meets a Conflict is written again, whoever manages the object now",
+        f"{OPERATOR}/reconciling/status_writer.py",
+        "if self._release is not None and manager not in (None, self._release):",
+        "if manager is not None and self._release is None:",
+        "operator/reconciling/test_two_releases.py::test_a_turn_that_is_overtaken_does_not_take_the_object_back",
+    ),
+    Mutation.of(
+        "the claim is an apply of the newest state, so the later of two releases has it",
+        f"{OPERATOR}/reconciling/claim.py",
+        '("name", "namespace", "resourceVersion")',
+        '("name", "namespace")',
+        "operator/reconciling/test_two_releases.py"
+        "::test_of_two_that_find_it_unmanaged_the_slower_one_gets_a_conflict_and_leaves_it",
+    ),
+]
+
+CPU_PLANS = [
+    Mutation.of(
+        "a plan of 16 bits needs no word in boot.json: auto is the checkpoint's own dtype",
+        f"{OPERATOR}/rendering/runtime_config.py",
+        '_CPU_DTYPES = {"BF16": DType.BFLOAT16, "FP16": DType.FLOAT16}',
+        '_CPU_DTYPES = {"BF16": DType.AUTO, "FP16": DType.AUTO}',
+        "operator/planning/test_cpu_dtype.py::test_the_dtype_is_the_checkpoints",
+    ),
+    Mutation.of(
+        "a draft's weights are held as its own checkpoint has them, whatever its target's are",
+        f"{OPERATOR}/planning/choices/cpu_dtype.py",
+        "draft.is_gguf or cpu_dtype(spec, target, runtime) == WIDEST",
+        "draft.is_gguf",
+        "operator/planning/test_cpu_dtype.py::test_a_draft_model_is_float32_where_its_target_is",
+    ),
+    Mutation.of(
+        "all weights of a 16-bit checkpoint are held in two bytes",
+        f"{OPERATOR}/planning/sizing/cpu_memory.py",
+        "(parameters.total - wide) * shape.compute_bytes + wide * FLOAT32_BYTES",
+        "parameters.total * shape.compute_bytes",
+        "contracts/test_cpu_quantization.py::test_plain_weights_are_counted_as_they_are_held",
+    ),
+]
+
+KEPT_PLANS = [
+    Mutation.of(
+        "the KV cache is compared without the draft's part, which the plan has in it",
+        f"{OPERATOR}/status/kept_plan.py",
+        'measured["kvCacheBytes"] + measured.get("draftKvCacheBytes", 0)',
+        'measured["kvCacheBytes"]',
+        "operator/status/test_kept_plan.py::test_a_tenth_less_than_planned_is_named",
+    ),
+]
+
+INSPECTIONS = [
+    Mutation.of(
+        "whoever wants the same source takes the answer of a hub that another object chose",
+        f"{OPERATOR}/rendering/inspect_job.py",
+        '("image", "args", "env", "volumeMounts")',
+        '("image", "args", "volumeMounts")',
+        "operator/facts/test_shared_inspections.py::test_the_answer_of_a_hub_that_another_object_chose_is_not_taken",
+    ),
+]
+
+MISTAKES = [
+    *INSPECTIONS,
+    *KEPT_PLANS,
+    *CPU_PLANS,
+    *PLANNING,
+    *ROLLOUTS,
+    *CONTROL,
+    *DELETIONS,
+    *ADDED_CONTAINERS,
+    *ORPHANS,
+    *TWO_RELEASES,
+]

@@ -4,7 +4,66 @@ from __future__ import annotations
 
 from tests.mutations.mutation import KERNELS, RUNTIME, Mutation
 
+BROWSERS = [
+    Mutation.of(
+        "a page sends its key in one of two headers",
+        f"{RUNTIME}/server/http/cross_origin.py",
+        'allow_headers=["*"]',
+        'allow_headers=["Authorization", "Content-Type"]',
+        "server/http/test_cross_origin.py::test_a_preflight_is_answered_without_a_key_and_allows_what_clients_send",
+    ),
+    Mutation.of(
+        "a browser sends the port of an origin as it was written",
+        f"{RUNTIME}/server/http/cross_origin.py",
+        "allow_origins=[as_sent(origin) for origin in origins]",
+        "allow_origins=[*origins]",
+        "server/http/test_cross_origin.py::test_answers_streams_and_errors_are_shown_to_the_page",
+    ),
+]
+
 ENGINE = [
+    Mutation.of(
+        "a key has its share of the queue however many places it holds",
+        f"{RUNTIME}/server/operations/admission.py",
+        "is_within = self._held.get(client, 0) + count <= share",
+        "is_within = count <= share",
+        "tests/security/test_shares_of_keys.py::test_a_key_that_floods_the_server_keeps_no_other_key_out",
+    ),
+    Mutation.of(
+        "a client that begins to wait has what it did not use before",
+        f"{RUNTIME}/engine/scheduling/fair_queue.py",
+        "self._served[client] = max(self.served_tokens(client), least)",
+        "self._served[client] = self.served_tokens(client)",
+        "engine/scheduling/test_fair_queue.py::test_a_client_with_one_slow_answer_collects_no_credit",
+    ),
+    Mutation.of(
+        "the client whose request came first is next",
+        f"{RUNTIME}/engine/scheduling/fair_queue.py",
+        "return tokens, queue[place].arrival, place, queue",
+        "return 0, queue[place].arrival, place, queue",
+        "engine/scheduling/test_fair_queue.py::test_of_clients_that_wait_none_is_behind_by_more_than_the_bound",
+    ),
+    Mutation.of(
+        "prompts that are admitted and not computed are no part of a client's turn",
+        f"{RUNTIME}/engine/scheduling/step_plan.py",
+        "turns.take(need_of[sequence].num_tokens)",
+        "turns.take(0)",
+        "engine/scheduling/test_fair_queue.py::test_short_prompts_of_two_clients_share_a_step",
+    ),
+    Mutation.of(
+        "where the pool is short the client that was served least gives way",
+        f"{RUNTIME}/engine/scheduling/step_plan.py",
+        "by_client = (-served_tokens, -held[request.client])",
+        "by_client = (served_tokens, -held[request.client])",
+        "engine/scheduling/test_fair_queue.py::test_where_the_pool_is_short_the_client_that_was_served_most_gives_way",
+    ),
+    Mutation.of(
+        "preemptions for a turn may cost any number of tokens",
+        f"{RUNTIME}/engine/scheduling/fair_queue.py",
+        "return self._recomputable >= min(num_tokens, BURST_TOKENS)",
+        "return True",
+        "engine/scheduling/test_fair_queue.py::test_preemptions_for_a_turn_stop_where_they_cost_too_much",
+    ),
     Mutation.of(
         "a whole prompt in the cache needs no computation",
         f"{RUNTIME}/engine/scheduling/block_manager.py",
@@ -32,8 +91,8 @@ ENGINE = [
     Mutation.of(
         "of running requests the most urgent is preempted",
         f"{RUNTIME}/engine/scheduling/step_plan.py",
-        "key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.order)",
-        "key=lambda one: (one.request.priority, one.num_computed_tokens, -one.order)",
+        "return (*by_client, -request.priority, one.num_computed_tokens, -one.order)",
+        "return (*by_client, request.priority, one.num_computed_tokens, -one.order)",
         "engine/scheduling/test_scheduler.py::test_the_least_urgent_is_preempted_first",
     ),
     Mutation.of(
@@ -59,6 +118,20 @@ ENGINE = [
         "engine/sampling/test_draw.py::test_tokens_come_up_as_often_as_a_sorted_vocabulary_says",
         "engine/sampling/test_draw.py::test_a_draw_from_a_nucleus_is_repeated_above_what_came_up",
         "engine/sampling/test_sampler.py::test_top_k_and_top_p_keep_the_right_tokens",
+    ),
+    Mutation.of(
+        "a GPU lets a token stand whose better ones hold exactly top_p",
+        f"{RUNTIME}/engine/sampling/redraws.py",
+        "(totals < limits)",
+        "(totals <= limits)",
+        "engine/sampling/test_draw.py::test_a_token_is_refused_whose_better_ones_hold_exactly_top_p",
+    ),
+    Mutation.of(
+        "a named chat template is written through a link in the volume",
+        f"{RUNTIME}/sources/folder.py",
+        "        if folder.is_symlink() or (folder.exists()",
+        "        if (folder.exists()",
+        "sources/test_fetch_hub.py::test_a_named_chat_template_is_not_written_through_a_link",
     ),
     Mutation.of(
         "the token that takes a fallen draft's place is drawn from the target",
@@ -91,6 +164,76 @@ ENGINE = [
 ]
 
 MODELS = [
+    Mutation.of(
+        "4-bit weights round activations although float32 was asked for",
+        f"{RUNTIME}/engine/execution/shard.py",
+        "may_round_activations=config.dtype is not DType.FLOAT32,",
+        "may_round_activations=True,",
+        "quantization/test_int4_activations.py::test_an_engine_takes_float32_at_its_word_and_says_so",
+    ),
+    Mutation.of(
+        "a word of the path chooses GGUF files of the top level alone",
+        f"{RUNTIME}/sources/hugging_face.py",
+        "chosen = gguf_files_of_variant(by_path, self.variant, str(self))",
+        'chosen = gguf_files_of_variant([path for path in by_path if "/" not in path], self.variant, str(self))',
+        "sources/test_gguf_sources.py::test_a_quantization_in_a_folder_is_fetched_by_its_word",
+    ),
+    Mutation.of(
+        "a field that config.json leaves out is read without the default of its class",
+        f"{RUNTIME}/models/registry.py",
+        "with_defaults = Fields(fields.path, with_class_defaults(fields.values, ARCHITECTURES[architecture]))",
+        "with_defaults = fields",
+        "models/families/test_class_defaults.py::test_gemma_3_as_published_is_planned_and_served_alike",
+    ),
+    Mutation.of(
+        "an inspection leaves out what has the default of its class",
+        f"{RUNTIME}/sources/inspection/shape.py",
+        "kept |= defaults_to_state({**config, **inner}, family)",
+        "kept |= {}",
+        "models/families/test_class_defaults.py::test_a_bare_deepseek_is_planned_and_served_alike",
+    ),
+    Mutation.of(
+        "the first rows say whether a stored head is the embedding",
+        f"{RUNTIME}/models/loading/tied_head.py",
+        "for first in range(0, rows, ROWS_AT_ONCE):",
+        "for first in range(0, min(rows, ROWS_AT_ONCE), ROWS_AT_ONCE):",
+        "models/loading/test_tied_head.py::test_the_logits_are_those_of_transformers",
+    ),
+    Mutation.of(
+        "a tied model has its embedding by that name alone",
+        f"{RUNTIME}/models/loading/open_checkpoint.py",
+        "return Checkpoint(folder, names_of_tied_model if is_tied else None)",
+        "return Checkpoint(folder)",
+        "models/loading/test_tied_head.py::test_the_logits_are_those_of_transformers",
+    ),
+    Mutation.of(
+        "a bias that no layer reads is always zero",
+        f"{RUNTIME}/models/loading/unread_tensors.py",
+        "return ZERO_CHANGES_NOTHING.fullmatch(name) is not None and _is_zero(name, checkpoint)",
+        "return ZERO_CHANGES_NOTHING.fullmatch(name) is not None",
+        "models/loading/test_unread_tensors.py::test_a_tensor_that_no_layer_reads_is_refused_with_its_file",
+    ),
+    Mutation.of(
+        "what quantization_config says beyond its reader has no effect",
+        f"{RUNTIME}/config_json_fields.py",
+        '    "quantization_config": (OF_QUANTIZATION, QUANTIZATION_AT_VALUE),\n',
+        "",
+        "contracts/test_config_json_fields.py::test_an_unknown_field_is_refused_by_name_in_the_plan_and_at_boot",
+    ),
+    Mutation.of(
+        "every layer of a mistral has the window",
+        f"{RUNTIME}/layer_windows.py",
+        "if traits.in_every_layer and not (traits.types_are_read and _has_layer_types(config)):",
+        "if traits.in_every_layer:",
+        "models/families/test_ministral.py::test_the_layers_with_a_window_are_those_of_transformers",
+    ),
+    Mutation.of(
+        "the factor of GGUF's attention takes the place of YaRN's temperature",
+        f"{RUNTIME}/gguf/config_values.py",
+        'scaling["attention_factor"] = attention_factor * (1.0 + 0.1 * math.log(max(factor, 1.0)))',
+        'scaling["attention_factor"] = attention_factor',
+        "gguf/test_config_values.py::test_rotary_scaling",
+    ),
     Mutation.of(
         "each rank has the KV head of its own number",
         f"{RUNTIME}/models/linear/shares.py",
@@ -140,9 +283,110 @@ MODELS = [
         "return None if not math.isnan(value) else (path, value)",
         "sources/test_inspect.py::test_a_damaged_folder_is_named",
     ),
+    Mutation.of(
+        "an old plan's dtype means what it means on the command line",
+        "cli/millstream/commands/serve.py",
+        "return config if given.dtype is not None else replace(config, auto_dtype=DType.FLOAT32)",
+        "return config",
+        "engine/cpu/test_arithmetic.py::test_auto_of_a_boot_file_stays_float32",
+    ),
+    Mutation.of(
+        "a draft model is held as the target is",
+        f"{RUNTIME}/engine/execution/shard_config.py",
+        "own = replace(config, dtype=DType(stored) if stored in _TORCH_DTYPES else DType.FLOAT32)",
+        "own = config",
+        "engine/cpu/test_arithmetic.py::test_a_draft_model_follows_its_own_checkpoint",
+    ),
+    Mutation.of(
+        "the last row of a tied head is the first",
+        f"{RUNTIME}/models/cpu/sixteen_bits.py",
+        "    def as_head(self) -> Linear:\n        return self.head\n",
+        "    def as_head(self) -> Linear:\n        return self.head.reordered([*range(self.num_rows - 1), 0])\n",
+        "models/cpu/test_sixteen_bits.py::test_logits_are_those_of_transformers_in_float32",
+    ),
+    Mutation.of(
+        "the inputs of a weight follow one another in memory",
+        "kernels/millstream_kernels/cpu/product.py",
+        "blocks.transpose(1, 2)",
+        "blocks.reshape(whole, rows.shape[1], PANEL_OUTPUTS)",
+        "kernels/test_cpu_product.py::test_parts_lie_one_behind_another_and_come_back",
+    ),
+    Mutation.of(
+        "bfloat16 products: one row of many inputs is computed alone",
+        f"{RUNTIME}/models/cpu/bfloat16_linear.py",
+        "padded_rows(max(num_rows, self.product.least_rows_of(self.num_inputs)))",
+        "padded_rows(num_rows)",
+        "models/cpu/test_bfloat16_linear.py"
+        "::test_as_many_rows_are_computed_as_the_check_asked_for_and_no_others_than_onednn_has_code_for",
+    ),
+    Mutation.of(
+        "bfloat16 products: the head and the sums of ranks are rounded",
+        f"{RUNTIME}/models/cpu/bfloat16_linear.py",
+        "if not may_round or parts[0].dtype is not torch.bfloat16:",
+        "if parts[0].dtype is not torch.bfloat16:",
+        "models/cpu/test_bfloat16_linear.py::test_the_head_and_the_sums_of_ranks_are_not_rounded",
+    ),
+    Mutation.of(
+        "bfloat16 products: a wrong product is used",
+        f"{KERNELS}/cpu/bfloat16_check.py",
+        "if not bool((error <= 0).all()):",
+        "if bool((error > 0).all()):",
+        "kernels/test_bfloat16_check.py::test_a_wrong_product_is_not_used_and_the_reason_is_one_line",
+    ),
+    Mutation.of(
+        "many prompts make answers wait for 16 decode steps however slow these are",
+        f"{RUNTIME}/engine/scheduling/pacing.py",
+        "return max(longest, min(MOST_CROWD_SECONDS, ratio * decode_seconds))",
+        "return max(longest, ratio * decode_seconds)",
+        "engine/scheduling/test_prompts_beside_decodes.py"
+        "::test_on_a_large_model_a_prompt_makes_answers_wait_for_about_three_decode_steps",
+    ),
+    Mutation.of(
+        "bfloat16 products: how many rows a step leaves out decides what the last layer computes",
+        f"{RUNTIME}/engine/execution/step_input.py",
+        "not any(chunk.num_unread_rows for chunk in self.chunks)",
+        "sum(chunk.num_unread_rows for chunk in self.chunks) < 8",
+        "engine/execution/test_last_layer_rows.py::test_rows_of_a_step",
+    ),
 ]
 
 SERVER = [
+    Mutation.of(
+        "a folder that changes while it is judged gets a verdict",
+        f"{RUNTIME}/quality/comparison.py",
+        "    _require_unchanged(files)\n    verdicts",
+        "    verdicts",
+        "quality/test_judged_files.py::test_a_file_that_goes_and_one_that_comes_are_named",
+    ),
+    Mutation.of(
+        "an old connection ends although another request came behind the one that is answered",
+        f"{RUNTIME}/server/http/protocol.py",
+        "return not self.pipeline and self._awaits is _Awaits.NOTHING",
+        "return True",
+        "server/http/test_protocol.py::test_an_old_connection_ends_after_a_whole_answer_and_says_so",
+    ),
+    Mutation.of(
+        "a document that is judged twice weighs twice",
+        f"{RUNTIME}/quality/documents.py",
+        "        if key in unique:\n            num_repeated += 1\n        elif",
+        "        if key in unique and num_repeated < 0:\n            num_repeated += 1\n        elif",
+        "quality/test_documents.py::test_a_document_counts_once_however_often_it_is_in_the_file",
+    ),
+    Mutation.of(
+        "0.0.0.0 is every address of the machine",
+        f"{RUNTIME}/server/http/sockets.py",
+        "if host in EVERY_ADDRESS and socket.has_dualstack_ipv6():",
+        'if host == "::" and socket.has_dualstack_ipv6():',
+        "server/http/test_listening.py::test_every_address_is_one_of_both_families",
+    ),
+    Mutation.of(
+        "a value of generation_config.json at which nothing changes is named, too",
+        f"{RUNTIME}/server/openai/sampling.py",
+        "is_applied = name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name]",
+        "is_applied = False",
+        "server/openai/test_generation_defaults.py"
+        "::test_what_is_not_applied_of_generation_config_is_one_line_of_the_log",
+    ),
     Mutation.of(
         "the third crash within the window is the last",
         f"{RUNTIME}/server/engine/restart_policy.py",
@@ -180,12 +424,39 @@ SERVER = [
         "server/http/test_api_keys.py::test_the_key_of_the_probe_opens_probes_and_nothing_else",
     ),
     Mutation.of(
-        "a character is whole at its third token",
-        f"{RUNTIME}/tokenizing/detokenizer.py",
-        "MAX_TOKENS_HELD_BACK = 4",
-        "MAX_TOKENS_HELD_BACK = 3",
-        "tokenizing/test_detokenizer.py::test_text_in_any_script_survives_byte_by_byte",
-        "tokenizing/test_detokenizer.py::test_byte_fallback_of_sentencepiece_models_survives_too",
+        "a character of bytes is shown before it is known whether its neighbours are valid",
+        f"{RUNTIME}/tokenizing/decoder_steps.py",
+        "if not self._is_long and num_bytes <= MAX_UNDECIDED_BYTES:",
+        "if not num_bytes:",
+        "tokenizing/test_streamed_text.py::test_any_ids_stream_the_text_of_decoding_them_at_once",
+    ),
+    Mutation.of(
+        "a template that takes texts as well is given parts",
+        f"{RUNTIME}/tokenizing/chat_template.py",
+        "return words_shown(parts) > words_shown(texts)",
+        "return words_shown(parts) >= words_shown(texts)",
+        "tokenizing/test_template_source.py::test_content_has_the_form_that_the_template_takes",
+    ),
+    Mutation.of(
+        "chat_template.json counts before tokenizer_config.json in every folder",
+        f"{RUNTIME}/tokenizing/folder/template_source.py",
+        'if "processor_class" in settings or any((folder / name).is_file() for name in PROCESSOR_FILES):',
+        "if True:",
+        "tokenizing/test_template_source.py::test_the_template_is_that_of_transformers",
+    ),
+    Mutation.of(
+        "fields of past answers are ignored in every message",
+        f"{RUNTIME}/server/openai/request_fields.py",
+        'return isinstance(data, dict) and data.get("role") == "assistant"',
+        "return isinstance(data, dict)",
+        "server/openai/test_past_answers.py::test_the_field_of_an_answer_is_refused_by_name_in_what_the_user_says",
+    ),
+    Mutation.of(
+        "a stop string that ends in bytes is found one token late",
+        f"{RUNTIME}/server/openai/choice.py",
+        "elif self._stops.would_find(pending[self._plain_characters :]):",
+        "elif False:",
+        "tokenizing/test_streamed_text.py::test_an_answer_ends_with_the_token_that_completes_a_stop_string",
     ),
     Mutation.of(
         "NVLink joins all GPUs where each has it to the next",
@@ -263,8 +534,8 @@ SECURITY = [
     Mutation.of(
         "a panic is an Exception by itself",
         f"{RUNTIME}/rust_panics.py",
-        "if error is not None and is_panic(error):",
-        "if isinstance(error, Exception) and is_panic(error):",
+        "if is_panic(error) or (",
+        "if (isinstance(error, Exception) and is_panic(error)) or (",
         "runtime/test_rust_panics.py::test_a_panic_becomes_an_exception_that_does_not_quote_it",
     ),
     Mutation.of(
@@ -277,8 +548,8 @@ SECURITY = [
     Mutation.of(
         "a text that the probes do not make grow does not grow",
         f"{RUNTIME}/tokenizing/text_growth.py",
-        "if not self._normalizers or width_bytes * len(text) * self._bound <= MAX_NORMALIZED_BYTES:",
-        "if not self._normalizers or width_bytes * len(text) * MAX_GROWTH <= MAX_NORMALIZED_BYTES:",
+        "if not self._steps or width_bytes * len(text) * self._bound <= MAX_NORMALIZED_BYTES:",
+        "if not self._steps or width_bytes * len(text) * MAX_GROWTH <= MAX_NORMALIZED_BYTES:",
         "tokenizing/test_text_growth.py::test_a_pattern_that_no_probe_has_is_measured_where_a_text_has_it",
     ),
     Mutation.of(
@@ -287,6 +558,30 @@ SECURITY = [
         "    return 1.0 + 2 * content_bytes\n",
         "    return max(1.0, content_bytes)\n",
         "tokenizing/test_text_growth.py::test_no_character_grows_beyond_the_bound_of_a_step",
+    ),
+]
+
+DOWNLOADS = [
+    Mutation.of(
+        "an address in a URL is checked, and what a name resolves to is the resolver's matter",
+        f"{RUNTIME}/sources/connections.py",
+        "if not allowed.admits(host, ipaddress.ip_address(address[0]), closed):",
+        "if host == address[0] and not allowed.admits(host, ipaddress.ip_address(address[0]), closed):",
+        "sources/test_closed_addresses.py::test_this_machine_is_not_asked_however_it_is_spelled",
+    ),
+    Mutation.of(
+        "an IPv4 address in the spelling of IPv6 is another address",
+        f"{RUNTIME}/sources/allowed_hubs.py",
+        'IPv6Network, ("::ffff:0:0/96", ',
+        "IPv6Network, (",
+        "sources/test_closed_addresses.py::test_which_addresses_are_closed",
+    ),
+    Mutation.of(
+        "a host that begins as a well-known registry does is that registry",
+        f"{RUNTIME}/sources/registry_auth.py",
+        "re.fullmatch(pattern, registry)",
+        "re.match(pattern, registry)",
+        "sources/test_closed_addresses.py::test_where_a_login_may_go",
     ),
 ]
 
@@ -322,4 +617,4 @@ KERNEL_STARTS = [
     ),
 ]
 
-MISTAKES = [*ENGINE, *MODELS, *SERVER, *SECURITY, *KERNEL_STARTS]
+MISTAKES = [*BROWSERS, *ENGINE, *MODELS, *SERVER, *SECURITY, *DOWNLOADS, *KERNEL_STARTS]

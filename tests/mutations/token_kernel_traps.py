@@ -128,8 +128,8 @@ SAMPLING = [
     kernel_mutation(
         "a number depends on the row's place in the batch",
         "sampling/sample",
-        "tl.load(positions + program), attempt.to(tl.int64))",
-        "tl.load(positions + program) + program, attempt.to(tl.int64))",
+        "tl.load(positions + program), attempt.to(tl.int64)",
+        "tl.load(positions + program) + program, attempt.to(tl.int64)",
         "test_sample.py::test_a_row_draws_the_engines_token",
     ),
     kernel_mutation(

@@ -26,6 +26,12 @@ def server(tiny_model: Path) -> Iterator[ServerThread]:
         yield started.wait_ready()
 
 
+@pytest.fixture(autouse=True)
+def downloads_reach_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admit the local servers of these tests, as a user admits a hub."""
+    monkeypatch.setenv("MILLSTREAM_ALLOWED_HUBS", "127.0.0.0/8")
+
+
 @pytest.fixture
 def cdn() -> Iterator[LocalCDN]:
     with running(LocalCDN) as started:

@@ -69,6 +69,14 @@ HELD: dict[str, tuple[str, ...]] = {
         f"{SOURCES}/test_inspect.py::test_a_damaged_folder_is_named",
         f"{SOURCES}/test_inspect.py::test_a_header_of_other_types_or_of_huge_numbers_is_one_short_sentence",
     ),
+    "shares of keys": (
+        "tests/security/test_shares_of_keys.py::test_a_key_that_floods_the_server_keeps_no_other_key_out",
+        "tests/unit/engine/scheduling/test_fair_queue.py::"
+        "test_a_flood_delays_no_other_client_beyond_three_times_a_quarter_of_the_machine",
+        "tests/unit/engine/scheduling/test_fair_queue.py::test_a_client_with_one_slow_answer_collects_no_credit",
+        "tests/unit/engine/scheduling/test_fair_queue.py::"
+        "test_a_client_that_cancels_what_is_computed_has_used_its_turn",
+    ),
     "cache between keys": (
         "tests/security/test_cache_between_keys.py::test_no_salt_makes_one_key_meet_what_another_has_sent",
         f"{HTTP}/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
@@ -85,6 +93,22 @@ HELD: dict[str, tuple[str, ...]] = {
         "test_a_pod_of_others_and_one_of_another_configuration_are_not_believed",
         f"{OPERATOR}/probing/test_service_probe.py::test_an_endless_answer_is_cut_off",
         f"{OPERATOR}/probing/test_service_probe.py::test_an_answer_that_trickles_ends_with_the_time_limit",
+    ),
+    "closed addresses": (
+        f"{SOURCES}/test_closed_addresses.py::test_a_redirect_leads_nowhere_else_and_the_status_there_is_not_shown",
+        f"{SOURCES}/test_closed_addresses.py::test_this_machine_is_not_asked_however_it_is_spelled",
+        f"{SOURCES}/test_closed_addresses.py::test_a_metadata_service_is_not_asked",
+        f"{SOURCES}/test_closed_addresses.py::test_the_connection_is_to_the_address_that_was_checked",
+        f"{SOURCES}/test_closed_addresses.py::test_a_proxy_resolves_names_and_is_asked_for_no_closed_address",
+    ),
+    "a login for another": (
+        f"{SOURCES}/test_closed_addresses.py::test_a_login_goes_to_no_token_server_that_a_challenge_alone_names",
+        f"{SOURCES}/test_closed_addresses.py::test_where_a_login_may_go",
+    ),
+    "another object's inspection": (
+        f"{OPERATOR}/facts/test_shared_inspections.py::test_the_answer_of_a_hub_that_another_object_chose_is_not_taken",
+        f"{OPERATOR}/facts/test_shared_inspections.py"
+        "::test_each_way_to_a_model_has_its_own_key_of_sharing_and_the_record_has_the_same",
     ),
     "a deleted object that serves on": (
         f"{OPERATOR}/reconciling/test_deleted_owner.py::test_its_deployment_is_scaled_to_zero_once_and_its_pods_end",

@@ -109,7 +109,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a token of megabytes": (
         {"added_tokens": [{"id": 400, "content": "a" * 20_000, "normalized": False, **ADDED_TOKEN}]},
-        "a token has 20000 characters",
+        "20000 characters; at most",
     ),
 }
 
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_multiplies_is_refused_at_load_with_its_file(name: str,
     with pytest.raises(RuntimeFailure) as caught:
         Tokenizer.from_folder(tmp_path)
     assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
-    assert str(tmp_path / "tokenizer.json") in caught.value.message
+    assert "tokenizer.json" in caught.value.message
     assert says in caught.value.message
     assert len(caught.value.message) < 600
 

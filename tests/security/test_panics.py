@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from millstream_runtime.boot import Phase
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.rust_panics import RustPanic
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.hostile_tokenizers import (
     ALL_WAYS_PROMPT,
@@ -124,6 +125,35 @@ def test_a_prompt_on_which_the_library_panics_is_an_error_with_a_line_in_the_log
     assert ALL_WAYS_PROMPT not in str(line), "no prompt is logged"
     served = all_ways.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 1})
     assert served.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {
+            "type": "WordPiece",
+            "vocab": {"a": 0},
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 9,
+        },
+        {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None},
+    ],
+    ids=["WordPiece", "Unigram"],
+)
+def test_a_prompt_for_which_a_vocabulary_has_no_token_is_a_failure_of_the_tokenizer(
+    model: dict[str, Any], tmp_path: Path
+) -> None:
+    """The library raises a plain Exception; it was an internal error, with a traceback in the log."""
+    content = tokenizer_json(model=model)
+    with pytest.raises(Exception, match=r"(?i)unk") as caught:
+        FastTokenizer.from_buffer(content).encode("b")
+    assert type(caught.value) is Exception
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(RustPanic):
+        tokenizer.encode("b")
 
 
 def test_tokens_on_which_the_library_panics_are_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

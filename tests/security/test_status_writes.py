@@ -76,7 +76,7 @@ def test_the_status_is_a_subresource_that_the_chart_gives_to_the_operator_alone(
         for kind in ("ClusterRole", "Role")
         for role in of_kind(documents, kind)
         for rule in role["rules"]
-        if "llmdeployments/status" in rule["resources"] and {*rule["verbs"]} - {"get"}
+        if "llmdeployments/status" in rule["resources"] and {*rule["verbs"]} - {"get", "list", "watch"}
     }
     assert len(writers) == 1
     bound = [one for one in of_kind(documents, "ClusterRoleBinding") if one["roleRef"]["name"] in writers]

@@ -165,7 +165,9 @@ async def _reference_start(world: World) -> tuple[dict[str, Any], int, int]:
     async with _elected(world, namespace, "start-reference") as operator:
         await prepare(world, namespace)
         asked = [exchange.asked for exchange in operator.proxy.exchanges]
-        return await world.state(namespace), len(asked), sum(one.writes for one in asked)
+        state = await world.state(namespace)
+    await world.admin.delete(llmd_path(namespace, NAME))  # a later operator would say whose it is
+    return state, len(asked), sum(one.writes for one in asked)
 
 
 async def _same(world: World, namespace: str, expected: dict[str, Any]) -> None:

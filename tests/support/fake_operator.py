@@ -24,6 +24,7 @@ from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
 from millstream_operator.kube.optional_kinds import OptionalKinds
 from millstream_operator.kube.pod_access import PodUnreachable
+from millstream_operator.leadership.ownership import Release
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
@@ -198,6 +199,7 @@ class FakeOperator:
         surroundings: Callable[[], Surroundings] = Surroundings,
         node_pools: Sequence[DeclaredPool] = (),
         recheck_seconds: float = RECHECK_SECONDS,
+        release: Release | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -232,6 +234,7 @@ class FakeOperator:
             surroundings=surroundings,
             calibration=self.calibration,
             recheck_seconds=recheck_seconds,
+            release=release,
         )
         self.retries: list[RetryLater] = []
 

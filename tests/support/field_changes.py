@@ -264,7 +264,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
     "quantization.method": NotYet({"quantization": {"method": "GGUF"}}, "quantization=GGUF"),
     **dataset_changes("quantization.calibration", (DEPLOYMENT, QUANTIZE_JOB, JUDGE_JOB)),
-    **dataset_changes("quantization.qualityGate.dataset", (JUDGE_JOB,)),
+    **dataset_changes("quantization.qualityGate.dataset", (QUANTIZE_JOB, JUDGE_JOB)),
     **{
         f"quantization.qualityGate.{name}": Changes(to, (JUDGE_JOB,), instead=quantized())
         for name, to in zip(LIMITS, ("30m", "1", 96, 5, "1.06"), strict=True)
@@ -321,11 +321,22 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
     "engine.hybridKvCacheManager": Changes("Disabled"),
+    "engine.dtype": Changes(
+        "float32",  # on a GPU it is refused
+        instead=ON_A_CPU | {"engine": {"maxModelLen": 4096, "dtype": "bfloat16"}},
+    ),
     "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE, "PrometheusRule")),
     "warmup.timeout": Changes("16m", kinds=(DEPLOYMENT, "PrometheusRule")),
     "rollout.strategy": Changes("Availability"),
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
+    "rollout.evidenceTimeout": Decides(
+        "rollout/test_staged_shift.py::test_a_stage_that_proceeds_without_evidence_says_so"
+    ),
+    "rollout.onInsufficientEvidence": Decides(
+        "rollout/test_staged_shift.py::test_a_stage_is_held_until_it_has_its_evidence_where_the_spec_says_so"
+    ),
+    "rollout.retry": Decides("rollout/test_retry.py::test_another_value_of_retry_is_another_attempt"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
     "runtime.image": Changes("registry.example.com/millstream-runtime:2.0", EVERY_POD),
     "autoscaling.minReplicas": Changes(3, kinds=(SCALER,)),
@@ -340,6 +351,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
+    "service.allowedOrigins[]": Changes("*", kinds=(LIVE,)),
     "network.mode": Refused("Disabled", "takes neither ingress nor egress"),
     **{
         f"network.{peer}.{selector}.matchLabels{{}}": Changes("other", kinds=(POLICY,))

@@ -154,7 +154,7 @@ def fields_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
             found[field] = float(config[field])
     if arch.startswith("gemma"):
         found["attention.sliding_window"] = config["sliding_window"]
-    ends = config["eos_token_id"]
+    ends = config.get("eos_token_id")
     fields = {f"{arch}.{name}": value for name, value in found.items()}
     return fields | {"tokenizer.ggml.eos_token_id": ends[0] if isinstance(ends, list) else ends}
 

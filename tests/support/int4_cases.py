@@ -84,6 +84,13 @@ class Tensors(TensorStore):
         super().__init__(Path())
         self._tensors = tensors
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def path_of(self, name: str) -> Path:
+        return Path()
+
     def described(self, name: str) -> DescribedTensor | None:
         found = self._tensors.get(name)
         return None if found is None else DescribedTensor(Path(), tuple(found.shape), "")

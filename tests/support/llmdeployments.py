@@ -72,7 +72,14 @@ _FULL_SPEC: dict[str, Any] = {
         "hybridKvCacheManager": "Enabled",
     },
     "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
-    "rollout": {"strategy": "ResourceAware", "progressDeadline": "40m", "drainTimeout": "5m"},
+    "rollout": {
+        "strategy": "ResourceAware",
+        "progressDeadline": "40m",
+        "drainTimeout": "5m",
+        "evidenceTimeout": "1h",
+        "onInsufficientEvidence": "Hold",
+        "retry": "1",
+    },
     "replicas": 2,
     "autoscaling": {
         "minReplicas": 2,
@@ -82,7 +89,7 @@ _FULL_SPEC: dict[str, Any] = {
         "provider": "HPA",
     },
     "runtime": {"image": "registry.example.com/millstream-runtime:1.0", "logLevel": "Debug"},
-    "service": {"type": "NodePort", "port": 8080},
+    "service": {"type": "NodePort", "port": 8080, "allowedOrigins": ["https://chat.example.com"]},
     "auth": {"mode": "Enabled", "apiKeysSecretRef": {"name": "api-keys", "key": "keys"}},
     "network": {
         "mode": "Managed",

@@ -29,6 +29,7 @@ class LocalRegistry(LocalWeb):
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, tuple[str, bytes]] = {}
         self.wants = ""
+        self.realm = ""  # "": its own
 
     @property
     def host(self) -> str:
@@ -44,7 +45,9 @@ class LocalRegistry(LocalWeb):
         if self.wants == "basic" and given != login:
             return request.answer(401, WWW_Authenticate='Basic realm="registry"')
         if self.wants == "bearer" and given != f"Bearer {TOKEN}":
-            challenge = f'Bearer realm="{self.url}/token",service="local",scope="repository:org/tiny:pull"'
+            challenge = (
+                f'Bearer realm="{self.realm or self.url}/token",service="local",scope="repository:org/tiny:pull"'
+            )
             return request.answer(401, WWW_Authenticate=challenge)
         match = re.fullmatch(r"/v2/org/tiny/(manifests|blobs)/(.+)", path)
         if match and match[1] == "blobs" and match[2] in self.blobs:

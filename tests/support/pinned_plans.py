@@ -20,6 +20,7 @@ class NoFacts:
     """A FactsSource that knows nothing: plans come from the spec alone."""
 
     stamp = 0
+    lacks_gpus = False
 
     def of(self, owner: LLMDeployment) -> Facts:
         return Facts()

@@ -157,7 +157,7 @@ def _sample(variant: Variant, _capability: int) -> None:
     count = 3
     ones = torch.ones(count)
     rows = SamplingRows(
-        ones, torch.ones(count, dtype=torch.int32), ones, ones, torch.arange(count), torch.arange(count)
+        ones, torch.ones(count, dtype=torch.int32), ones.double(), ones, torch.arange(count), torch.arange(count)
     )
     for size in (151_936, 32_003):
         sample_tokens(torch.empty(count, size, dtype=_type(variant, "logits")), rows)

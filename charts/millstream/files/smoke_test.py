@@ -39,8 +39,9 @@ def main() -> None:
     if not addresses:
         sys.exit(f"No operator pod runs in {namespace} ({selector}).")
     for address in addresses:
+        host = f"[{address}]" if ":" in address else address
         try:
-            with urllib.request.urlopen(f"http://{address}:8080/healthz", timeout=TIMEOUT_SECONDS) as answer:
+            with urllib.request.urlopen(f"http://{host}:8080/healthz", timeout=TIMEOUT_SECONDS) as answer:
                 print(f"operator at {address} is healthy: {answer.read(200).decode(errors='replace')}")
         except OSError as error:
             sys.exit(f"The operator at {address} does not answer /healthz: {error}")

@@ -73,6 +73,17 @@ capabilities:
 {{- end -}}
 {{- end }}
 
+{{/* Defaults of the models' pods. An operator of an earlier release does not know the newer fields: absent where empty. */}}
+{{- define "millstream.podDefaults" -}}
+{{- $pods := .Values.podDefaults | default dict -}}
+{{- range $name := list "imagePullSecrets" "allowedHubs" -}}
+{{- if not (get $pods $name) -}}
+{{- $pods = omit $pods $name -}}
+{{- end -}}
+{{- end -}}
+{{ $pods | toJson }}
+{{- end -}}
+
 {{/* The operator's defaults of the models' NetworkPolicies; values of an older chart lack the section. */}}
 {{- define "millstream.network" -}}
 {{- $network := .Values.network | default dict -}}

@@ -6,6 +6,7 @@ import time
 from typing import TextIO
 
 from millstream.bench.measure import RequestRecord
+from millstream.output_streams import can_redraw, one_row
 
 WIDTH = 30
 CLEAR_LINE = "\r\x1b[2K"
@@ -17,7 +18,7 @@ class LoadProgress:
     def __init__(self, total: int, out: TextIO) -> None:
         self._total = total
         self._out = out
-        self._live = out.isatty()
+        self._live = can_redraw(out)
         self._began_at_seconds = time.monotonic()
         self._running = self._done = self._failed = self._tokens = 0
 
@@ -32,7 +33,7 @@ class LoadProgress:
 
     def draw(self) -> None:
         if self._live:
-            self._out.write(CLEAR_LINE + self.line(time.monotonic() - self._began_at_seconds))
+            self._out.write(CLEAR_LINE + one_row(self.line(time.monotonic() - self._began_at_seconds), self._out))
             self._out.flush()
 
     def line(self, seconds: float) -> str:

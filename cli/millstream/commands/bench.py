@@ -50,7 +50,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 SERVER_ONLY_FLAGS = (
     *("served_model_name", "host", "port"),
-    *("heartbeat_interval_seconds", "drain_timeout_seconds", "log_level"),
+    *("heartbeat_interval_seconds", "drain_timeout_seconds", "log_level", "allowed_origins"),
 )
 
 
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: a flag, a file or the endpoint; one sentence.
     """
-    given = _parser().parse_args(list(argv))
+    given = command_parser().parse_args(list(argv))
     if given.compare is not None and given.mode is not None:
         raise InvalidConfigError("--compare reads two saved runs; use it without serve or offline.")
     if given.compare is not None:
@@ -226,7 +226,8 @@ def _save(given: argparse.Namespace, document: dict[str, Any]) -> None:
             print(f"saved {path}", file=sys.stderr)
 
 
-def _parser() -> CommandLineParser:
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = CommandLineParser(
         prog="millstream bench",
         allow_abbrev=False,

@@ -31,6 +31,29 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags, or DownloadUnauthorized, DownloadFailed, DiskFull, CheckpointInvalid.
     """
+    given = command_parser().parse_args(list(argv))
+    if given.termination_message_path is not None:
+        choose_termination_log(given.termination_message_path)
+    if not 1 <= given.parallel <= MAX_PARALLEL:
+        raise InvalidConfigError(f"--parallel is {given.parallel}; it must be between 1 and {MAX_PARALLEL}.")
+    unwind_on_sigterm()
+    options = FetchOptions(parallel=given.parallel, verify=given.verify, started=_report_in_a_pod)
+    result = fetch(source_from(given), given.into, say, options)
+    say(human_summary(result))
+    line = json.dumps(result.as_json())
+    print(line, flush=True)
+    write_termination_message(line)
+    return 0
+
+
+def _report_in_a_pod(progress: DownloadProgress) -> None:
+    """Let the operator see the bytes, at the port at which the runtime will answer."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        serve_progress(progress, PORT)
+
+
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = CommandLineParser(
         prog="millstream fetch",
         allow_abbrev=False,
@@ -51,22 +74,4 @@ def run(argv: Sequence[str]) -> int:
     )
     flag("--verify", action="store_true", help="hash a complete folder again instead of comparing sizes")
     flag("--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists")
-    given = parser.parse_args(list(argv))
-    if given.termination_message_path is not None:
-        choose_termination_log(given.termination_message_path)
-    if not 1 <= given.parallel <= MAX_PARALLEL:
-        raise InvalidConfigError(f"--parallel is {given.parallel}; it must be between 1 and {MAX_PARALLEL}.")
-    unwind_on_sigterm()
-    options = FetchOptions(parallel=given.parallel, verify=given.verify, started=_report_in_a_pod)
-    result = fetch(source_from(given), given.into, say, options)
-    say(human_summary(result))
-    line = json.dumps(result.as_json())
-    print(line, flush=True)
-    write_termination_message(line)
-    return 0
-
-
-def _report_in_a_pod(progress: DownloadProgress) -> None:
-    """Let the operator see the bytes, at the port at which the runtime will answer."""
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        serve_progress(progress, PORT)
+    return parser

@@ -26,19 +26,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags, or DownloadUnauthorized, DownloadFailed, CheckpointInvalid.
     """
-    parser = CommandLineParser(
-        prog="millstream inspect",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    kind = add_source_arguments(parser, required=False)
-    kind.add_argument("--path", type=Path, metavar="FOLDER", help="a model folder, such as a mounted volume")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json instead of the model's own")
-    parser.add_argument(
-        "--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists"
-    )
-    given = parser.parse_args(list(argv))
+    given = command_parser().parse_args(list(argv))
     if given.termination_message_path is not None:
         choose_termination_log(given.termination_message_path)
     unwind_on_sigterm()
@@ -57,3 +45,20 @@ def _shape(given: argparse.Namespace) -> dict[str, Any]:
     if config is None:
         raise InvalidConfigError("Give a model: --hugging-face, --image, --path, or --config alone.")
     return inspect_config(config)
+
+
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
+    parser = CommandLineParser(
+        prog="millstream inspect",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kind = add_source_arguments(parser, required=False)
+    kind.add_argument("--path", type=Path, metavar="FOLDER", help="a model folder, such as a mounted volume")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json instead of the model's own")
+    parser.add_argument(
+        "--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists"
+    )
+    return parser

@@ -8,7 +8,8 @@
     millstream plan examples/mid.yaml                        on the best GPUs of the catalogue
     millstream plan examples/mid.yaml --compare gpus         side by side, by cost and latency
 
-Runs the operator's own code on this machine. Exit code 0: feasible, 2: infeasible, 1: bad input.
+Runs the operator's own code on this machine. Exit code 0: there is a plan that this version
+can apply, 2: there is none, 1: bad input.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from typing import Any
 
 from millstream.arguments import CommandLineParser
 from millstream.manifest import manifest_reader
-from millstream.output_streams import is_utf_8
+from millstream.output_streams import can_redraw, columns_of, is_utf_8
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 EXIT_FEASIBLE, EXIT_INFEASIBLE = 0, 2
+NARROWEST = 60  # characters of a line of prose: bars and their names take no fewer
 FORMATS = ("table", "json", "yaml", "manifests")
 AXES = ("tiers", "gpus", "quantizations")
 PLACEHOLDER_IMAGE = "millstream-runtime"
@@ -40,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: something that was given cannot be used.
     """
     try:
-        arguments = _parser().parse_args(list(argv))
+        arguments = command_parser().parse_args(list(argv))
     except InvalidConfigError as error:  # 2 means infeasible here, so a bad command line is bad input like any other
         raise RuntimeFailure(error.reason, error.message) from None
     _require_flags_that_go_together(arguments)
@@ -52,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     catalog = read_catalog(arguments.catalog)
     results = [_work(deployment, catalog, arguments) for deployment in deployments]
     _print(results, arguments)
-    return EXIT_FEASIBLE if all(result.feasible for result in results) else EXIT_INFEASIBLE
+    return EXIT_FEASIBLE if all(result.can_be_applied for result in results) else EXIT_INFEASIBLE
 
 
 def _require_flags_that_go_together(arguments: argparse.Namespace) -> None:
@@ -81,11 +83,13 @@ class Result:
     calibration: str  # which measurements the predictions were corrected with
 
     @property
-    def feasible(self) -> bool:
-        return any(row.plan.feasible for row in self.found) if isinstance(self.found, list) else self.found.feasible
+    def can_be_applied(self) -> bool:
+        plans = [row.plan for row in self.found] if isinstance(self.found, list) else [self.found]
+        return any(plan.feasible and not plan.requires for plan in plans)
 
 
-def _parser() -> CommandLineParser:
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = CommandLineParser(
         prog="millstream plan",
         allow_abbrev=False,
@@ -216,11 +220,12 @@ def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
 def _table(result: Result, arguments: argparse.Namespace) -> str:
     from millstream_operator.explaining.comparison import comparison_table
     from millstream_operator.explaining.plan_table import plan_table
-    from millstream_operator.explaining.text import Style
+    from millstream_operator.explaining.text import WIDEST, Style
 
     deployment, found = result.deployment, result.found
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    style = Style(colour=colour, unicode=is_utf_8())
+    colour = can_redraw(sys.stdout) and not os.environ.get("NO_COLOR")
+    width = min(WIDEST, max(NARROWEST, columns_of(sys.stdout) or WIDEST))
+    style = Style(colour=colour, unicode=is_utf_8(), width=width)
     if arguments.diff:
         return _diff(deployment, found, arguments.kubeconfig, style)
     if isinstance(found, list):

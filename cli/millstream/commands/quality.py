@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags or data, or a model that cannot be loaded.
     """
-    given = _parser().parse_args(list(argv))
+    given = command_parser().parse_args(list(argv))
     base, candidate = (_config(path, given) for path in (given.base, given.candidate))
     candidate = replace(candidate, kv_cache_dtype=KVCacheDType(given.candidate_kv_cache_dtype))
     read = (given.data, *model_files(given.base), *model_files(given.candidate))
@@ -89,6 +89,8 @@ def report_text(report: dict[str, Any]) -> str:
         name = one["figures"]["slice"]
         lines += [f"  {name} failed: {words}." for words in one["failures"]]
         lines += [f"  {name} is close: {words}; more documents would tell." for words in one["unsure"]]
+    if report["data"]["documents_repeated"]:
+        lines.append(f"  {report['data']['documents_repeated']} lines repeat another document and were left out.")
     if report["data"]["documents_cut"]:
         lines.append(f"  {report['data']['documents_cut']} documents are longer than --max-tokens and were cut.")
     return "\n".join(lines)
@@ -126,7 +128,8 @@ def _config(path: Path, given: argparse.Namespace) -> RuntimeConfig:
     return replace(config, device=Device(given.device), dtype=DType(given.dtype))
 
 
-def _parser() -> CommandLineParser:
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = CommandLineParser(
         prog="millstream quality",
         allow_abbrev=False,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from millstream_runtime.quantize.make import MadeModel
 
 EXIT_MADE, EXIT_WORSE = 0, 3
+CHECK_DATA_VARIABLE = "MILLSTREAM_CHECK_DATA"  # what the operator sets (`rendering/preparation_job.py`)
 ANSWER_VERSION = 1  # of the termination message
 
 
@@ -55,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags, model or data, or a full disk.
     """
-    given = _parser().parse_args(list(argv))
+    given = command_parser().parse_args(list(argv))
     settings = _settings(given)
     if settings.keeps_what_is_there():  # known without torch
         return _kept(settings)
@@ -136,6 +138,7 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         group_size=given.group_size,
         calibration=given.calibration,
         held_out=given.held_out,
+        check_data=given.check_data or _check_data_of_the_pod(),
         sequence_tokens=given.sequence_tokens,
         max_sequences=given.max_sequences,
         seed=given.seed,
@@ -149,7 +152,14 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
     )
 
 
-def _parser() -> CommandLineParser:
+def _check_data_of_the_pod() -> Path | None:
+    """The documents of the quality gate in the Job that quantizes: those are judged by after it."""
+    named = os.environ.get(CHECK_DATA_VARIABLE)
+    return Path(named) if named else None
+
+
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = making_parser("quantize", __doc__)
     flag = parser.add_argument
     flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
@@ -162,6 +172,7 @@ def _parser() -> CommandLineParser:
     add_output_flags(parser, keep_made="if --out is a complete model already, leave it and succeed")
     flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
+    flag("--check-data", type=Path, metavar="FILE.jsonl", help="fail at once if these could not judge the result")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
     flag("--act-order", choices=words_of(ActOrder), help="of gptq: order in which inputs are rounded (default: static)")

@@ -5,8 +5,7 @@
     millstream serve --config=boot.json --live-config=live.json       files, as the operator mounts them into a pod
     millstream serve --model=/models/demo-chat …    flags alone
 
-With a folder or a manifest the server listens on 127.0.0.1 by default, otherwise (in a pod) on every address. Flags
-override files; --live-config is watched, and applied while the server runs.
+Flags override files; --live-config is watched, and applied while the server runs.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 from millstream.arguments import CommandLineParser
 from millstream.boot_progress import BootProgress
 from millstream.manifest import config_from_manifest, model_root
+from millstream.output_streams import can_redraw
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import DType, RuntimeConfig
 from millstream_runtime.config_files import read_boot
 from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
@@ -94,7 +94,12 @@ def serve(
     ledger.subscribe(freeze_gc)
     is_interactive = on_terminal or config.host == LOCAL_HOST
     view = BootProgress(
-        ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, shows_example=is_interactive
+        ledger,
+        config,
+        listener.getsockname()[1],
+        sys.stderr,
+        live=can_redraw(sys.stderr),
+        shows_example=is_interactive,
     )
     try:
         asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
@@ -104,6 +109,11 @@ def serve(
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     """Raises InvalidConfigError: an unknown flag, or a value of another type."""
+    return command_parser().parse_args(list(argv))
+
+
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = CommandLineParser(
         prog="millstream serve",
         allow_abbrev=False,
@@ -116,7 +126,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         "--live-config", type=Path, metavar="FILE", help="the live half as JSON: watched while the server runs"
     )
     add_config_flags(parser)
-    return parser.parse_args(list(argv))
+    return parser
 
 
 def config_of(given: argparse.Namespace) -> RuntimeConfig:
@@ -128,7 +138,8 @@ def config_of(given: argparse.Namespace) -> RuntimeConfig:
     if given.config is not None:
         if given.target is not None or given.model is not None:
             raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")
-        return replace(RuntimeConfig.of(read_boot(given.config)), **_given_fields(given))
+        config = replace(RuntimeConfig.of(read_boot(given.config)), **_given_fields(given))
+        return config if given.dtype is not None else replace(config, auto_dtype=DType.FLOAT32)
     if given.target is None:
         if given.model is None:
             raise InvalidConfigError("Nothing to serve: give a model folder, an LLMDeployment file or --model.")

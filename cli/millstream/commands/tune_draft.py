@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags, models or data, or a full disk.
     """
-    settings = _settings(_parser().parse_args(list(argv)))
+    settings = _settings(command_parser().parse_args(list(argv)))
     if settings.keeps_what_is_there():
         return _kept(settings)
     tuned = run_resumable(
@@ -166,7 +166,8 @@ def _settings(given: argparse.Namespace) -> TuneSettings:
     )
 
 
-def _parser() -> CommandLineParser:
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
     parser = making_parser("tune-draft", __doc__)
     flag = parser.add_argument
     flag("target", type=Path, metavar="TARGET", help="folder of the model that is served, in any format that is served")

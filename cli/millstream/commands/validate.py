@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.arguments import CommandLineParser
-from millstream.manifest import manifest_reader
-from millstream_runtime.errors import RuntimeFailure
+from millstream.manifest import manifest_checker
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print one line per file: `FILE: ok` on stdout, or the error on stderr. 0 if every file is valid, else 1."""
-    parser = CommandLineParser(prog="millstream validate", allow_abbrev=False, description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML file with one LLMDeployment")
-    files = parser.parse_args(list(argv)).files
-    read = manifest_reader()
+    """Print `FILE: ok` on stdout, or all errors of the file on stderr, one per line. 0 if all are valid, else 1."""
+    files = command_parser().parse_args(list(argv)).files
+    errors_of = manifest_checker()
     failures = 0
     for file in files:
-        try:
-            read(file)
-        except RuntimeFailure as failure:
+        if errors := errors_of(file):
             failures += 1
-            print(failure.message, file=sys.stderr)
+            print("\n".join(errors), file=sys.stderr)
         else:
             print(f"{file}: ok")
     return 1 if failures else 0
+
+
+def command_parser() -> CommandLineParser:
+    """Return the flags of the command."""
+    parser = CommandLineParser(prog="millstream validate", allow_abbrev=False, description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML file with LLMDeployments")
+    return parser

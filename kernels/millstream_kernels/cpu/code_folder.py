@@ -3,7 +3,8 @@
     index.json            format, the kind of CPU, what compiled it, the SHA-256 of the sources and of the object file
     kernels.o             an ELF object file
 
-`hack.kernels.prebuild_cpu` writes it: `make venv` in a checkout, `make images` for the runtime image.
+`hack.kernels.prebuild_cpu` writes it: `make venv` in a checkout, hack/wheel_hook.py where a wheel is built (also
+by `pip install`), `make images` for the runtime image.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
     "elementwise.py",
     "intrinsics.py",
+    "packed_product.py",
     "paged_decode.py",
     "paged_prefill.py",
+    "product_vectors.py",
     "stored_numbers.py",
     "task.py",
     "vectors.py",
@@ -68,7 +71,10 @@ def read_for_any_machine(folder: Path) -> bytes:
         index = Index(**json.loads(_bytes(folder / INDEX)))
         code = _bytes(folder / OBJECT)
     except OSError as error:
-        raise CodeError(f"no kernels are compiled for a CPU: {error.filename}: {error.strerror}") from None
+        raise CodeError(
+            f"no kernels are compiled for a CPU: {error.filename}: {error.strerror}; `make venv` compiles them in a "
+            "checkout, and `make wheel` into a wheel"
+        ) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise CodeError(f"{folder / INDEX} is damaged: {error}") from None
     if index.format != FORMAT:

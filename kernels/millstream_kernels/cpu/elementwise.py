@@ -17,16 +17,17 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from millstream_kernels.cpu.intrinsics import OPTIONS, SIGNATURE, exp, float32s, int64s, root
-from millstream_kernels.cpu.task import ActivationKind, GateField, NormField, RopeField
+from millstream_kernels.cpu.intrinsics import OPTIONS, SIGNATURE, exp, float32s, int64s, root, to_half, uint16s
+from millstream_kernels.cpu.stored_numbers import to_bfloat16
+from millstream_kernels.cpu.task import ActivationKind, Format, GateField, NormField, RopeField
 
 # Plain integers: numba takes globals for constants, but no members of an enumeration.
 _X, _WEIGHT, _OUT, _ROWS, _SIZE, _EPS = (field.value for field in NormField)
 _GATE_X, _GATE_OUT, _GATE_ROWS, _GATE_SIZE, _KIND = (field.value for field in GateField)
 _QKV, _QUERY, _POOL, _COS, _SIN, _POSITIONS, _SLOTS, _HEAD_WEIGHT = (field.value for field in list(RopeField)[:8])
 _TOKENS, _HEADS, _KV_HEADS, _HEAD_SIZE, _PAIRS, _POOL_SLOTS = (field.value for field in list(RopeField)[8:14])
-_NUM_ANGLES, _HEAD_EPS = (field.value for field in list(RopeField)[14:])
-_SILU = ActivationKind.SILU.value
+_NUM_ANGLES, _HEAD_EPS, _FORMAT = (field.value for field in list(RopeField)[14:])
+_SILU, _FLOAT32, _BFLOAT16 = ActivationKind.SILU.value, Format.FLOAT32.value, Format.BFLOAT16.value
 _NORM_FIELDS, _GATE_FIELDS, _ROPE_FIELDS = len(NormField), len(GateField), len(RopeField)
 
 # tanh(x) = 2 * sigmoid(2 * x) - 1, so GELU by tanh is x * sigmoid(GELU_SCALE * (x + GELU_CUBE * x ** 3)).
@@ -82,25 +83,55 @@ def gated_activation(task, part, step):
 
 
 @njit(**OPTIONS)
-def _rotate(own, into, cos, sin, pairs, size):
-    """Turn the first `2 * pairs` numbers of a head: number i with number `pairs + i`."""
-    for i in range(pairs):
-        first, second = own[i], own[i + pairs]
-        into[i] = first * cos[i] - second * sin[i]
-        into[i + pairs] = second * cos[i] + first * sin[i]
-    for i in range(2 * pairs, size):
-        into[i] = own[i]
+def _as_it_is(number):
+    return number
 
 
 @njit(**OPTIONS)
-def _norm_and_rotate(own, into, weight, scale, cos, sin, pairs, size):
-    """The same of `own * scale * weight`."""
-    for i in range(pairs):
-        first, second = own[i] * scale * weight[i], own[i + pairs] * scale * weight[i + pairs]
-        into[i] = first * cos[i] - second * sin[i]
-        into[i + pairs] = second * cos[i] + first * sin[i]
-    for i in range(2 * pairs, size):
-        into[i] = own[i] * scale * weight[i]
+def _to_float16(number):
+    return to_half(number)
+
+
+def _head_written_as(stored):
+    """What writes a head as numbers of one format. `stored`: makes one of a float32."""
+
+    @njit(**OPTIONS)
+    def rotate(own, into, cos, sin, pairs, size):
+        """Turn the first `2 * pairs` numbers of a head: number i with number `pairs + i`."""
+        for i in range(pairs):
+            first, second = own[i], own[i + pairs]
+            into[i] = stored(first * cos[i] - second * sin[i])
+            into[i + pairs] = stored(second * cos[i] + first * sin[i])
+        for i in range(2 * pairs, size):
+            into[i] = stored(own[i])
+
+    @njit(**OPTIONS)
+    def norm_and_rotate(own, into, weight, scale, cos, sin, pairs, size):
+        """The same of `own * scale * weight`."""
+        for i in range(pairs):
+            first, second = own[i] * scale * weight[i], own[i + pairs] * scale * weight[i + pairs]
+            into[i] = stored(first * cos[i] - second * sin[i])
+            into[i + pairs] = stored(second * cos[i] + first * sin[i])
+        for i in range(2 * pairs, size):
+            into[i] = stored(own[i] * scale * weight[i])
+
+    @njit(**OPTIONS)
+    def write(own, into, weights, eps, cos, sin, head, turned_heads, is_normed, pairs, size):
+        """One head: of a query or a key, or, from `turned_heads` on, of a value."""
+        if head >= turned_heads:
+            for i in range(size):
+                into[i] = stored(own[i])
+        elif is_normed:
+            weight, scale = weights[head * size : (head + 1) * size], _inverse_length(own, size, eps)
+            norm_and_rotate(own, into, weight, scale, cos, sin, pairs, size)
+        else:
+            rotate(own, into, cos, sin, pairs, size)
+
+    return write
+
+
+_write_float32, _write_bfloat16 = _head_written_as(_as_it_is), _head_written_as(to_bfloat16)
+_write_float16 = _head_written_as(_to_float16)
 
 
 @njit(SIGNATURE, **OPTIONS)
@@ -114,7 +145,8 @@ def rope_kv_write(task, part, step):
     all_heads = heads + 2 * kv_heads
     qkv = carray(float32s(fields[_QKV]), tokens * all_heads * size)
     queries = carray(float32s(fields[_QUERY]), tokens * heads * size)
-    pool = carray(float32s(fields[_POOL]), 2 * kv_heads * pool_slots * size)
+    pool, form = carray(float32s(fields[_POOL]), 2 * kv_heads * pool_slots * size), fields[_FORMAT]
+    narrow_pool = carray(uint16s(fields[_POOL]), 2 * kv_heads * pool_slots * size)
     cosines = carray(float32s(fields[_COS]), num_angles * pairs)
     sines = carray(float32s(fields[_SIN]), num_angles * pairs)
     weights = carray(float32s(fields[_HEAD_WEIGHT]), (heads + kv_heads) * size)
@@ -129,17 +161,17 @@ def rope_kv_write(task, part, step):
         for head in range(all_heads):
             place = (token * all_heads + head) * size
             own = qkv[place : place + size]
+            turned, pool_place = heads + kv_heads, ((head - heads) * pool_slots + slot) * size
             if head < heads:
                 place = (token * heads + head) * size
                 into = queries[place : place + size]
+                _write_float32(own, into, weights, eps, cos, sin, head, turned, is_normed, pairs, size)
+            elif form == _FLOAT32:
+                into = pool[pool_place : pool_place + size]
+                _write_float32(own, into, weights, eps, cos, sin, head, turned, is_normed, pairs, size)
+            elif form == _BFLOAT16:
+                halves = narrow_pool[pool_place : pool_place + size]
+                _write_bfloat16(own, halves, weights, eps, cos, sin, head, turned, is_normed, pairs, size)
             else:
-                place = ((head - heads) * pool_slots + slot) * size
-                into = pool[place : place + size]
-            if head >= heads + kv_heads:
-                for i in range(size):
-                    into[i] = own[i]
-            elif is_normed:
-                weight, scale = weights[head * size : (head + 1) * size], _inverse_length(own, size, eps)
-                _norm_and_rotate(own, into, weight, scale, cos, sin, pairs, size)
-            else:
-                _rotate(own, into, cos, sin, pairs, size)
+                halves = narrow_pool[pool_place : pool_place + size]
+                _write_float16(own, halves, weights, eps, cos, sin, head, turned, is_normed, pairs, size)

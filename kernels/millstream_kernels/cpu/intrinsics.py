@@ -70,6 +70,24 @@ def _float32_of_bits(*, is_half: bool) -> Any:
 half, single = _float32_of_bits(is_half=True), _float32_of_bits(is_half=False)
 
 
+def _bits_of_float32(*, is_half: bool) -> Any:
+    """An intrinsic: the bits of a float32, or of the float16 that it is rounded to, half to even."""
+
+    @intrinsic
+    def bits(typing_context: Any, number: Any) -> Any:
+        def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            if is_half:
+                return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+            return builder.bitcast(arguments[0], ir.IntType(32))
+
+        return types.uint16(types.float32) if is_half else types.uint32(types.float32), code
+
+    return bits
+
+
+to_half, single_bits = _bits_of_float32(is_half=True), _bits_of_float32(is_half=False)
+
+
 @intrinsic
 def root(typing_context: Any, number: Any) -> Any:
     """The square root of a float32 as an instruction; numpy's would be a call of the C library."""

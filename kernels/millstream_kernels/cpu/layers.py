@@ -1,4 +1,5 @@
-"""Norm, gate and rotation of a layer on a CPU: the typed functions of `elementwise`. All numbers are float32.
+"""Norm, gate and rotation of a layer on a CPU: the typed functions of `elementwise`. All numbers are float32, but for
+those of a KV pool, which may have 16 bits.
 
 A call costs 4 to 6 us besides its work, so arguments are checked as far as attributes of tensors go: a type, a device,
 a shape. Small tasks run on the thread that calls; results are the same with any number.
@@ -13,10 +14,16 @@ from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.cpu.loaded_code import LoadedCode
-from millstream_kernels.cpu.task import ActivationKind, GateField, NormField, RopeField, bits_of
+from millstream_kernels.cpu.task import ActivationKind, Format, GateField, NormField, RopeField, bits_of
 
 # Of a task that a team of threads is worth: some 20 us of work on one, and a few to wake others.
 LEAST_NUMBERS_OF_TEAM = 1 << 16
+
+POOL_FORMATS = {
+    torch.float32: Format.FLOAT32,
+    torch.bfloat16: Format.BFLOAT16,
+    torch.float16: Format.FLOAT16,
+}
 
 _NormTask, _GateTask = ctypes.c_int64 * len(NormField), ctypes.c_int64 * len(GateField)
 _RopeTask = ctypes.c_int64 * len(RopeField)
@@ -77,7 +84,7 @@ def rope_kv_write(
         angles: cosines and sines, each `[positions, pairs]`; number i of a head turns with number `pairs + i`.
         positions: int64 `[T]`, rows of the angles.
         slots: int64 `[T]`, places in the pool, all different.
-        pool: `[2 * KV, slots, D]`, keys, then values.
+        pool: `[2 * KV, slots, D]`, keys, then values: float32, bfloat16 or float16, rounded once.
         norm_weight: `[H + KV, D]`.
 
     Returns:
@@ -91,7 +98,8 @@ def rope_kv_write(
     tokens, all_heads, size = qkv.shape
     kv_heads, (num_angles, pairs), pool_shape = (all_heads - num_heads) // 2, cos.shape, pool.shape
     _require_float32("qkv", qkv)
-    _require_float32("pool", pool)
+    if pool.dtype not in POOL_FORMATS or not pool.is_cpu or not pool.is_contiguous():
+        raise KernelArgumentError("pool", "is not float32, bfloat16 or float16, contiguous, in a CPU's memory")
     _require_float32("cosines", cos)
     _require_float32("sines", sin)
     _require_places("positions", positions, tokens)
@@ -124,6 +132,7 @@ def rope_kv_write(
         pool_shape[1],
         num_angles,
         bits_of(eps),
+        POOL_FORMATS[pool.dtype],
     )
     _run(code, "rope_kv_write", task, qkv.numel())
     return queries

@@ -1,4 +1,4 @@
-"""Keys and values as they are stored, made float32: one loop of vectors per format.
+"""Keys and values as they are stored, made float32, one loop of vectors per format; and numbers of 16 bits made.
 
 Only the compiler imports this (`hack.kernels.prebuild_cpu`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from millstream_kernels.cpu.intrinsics import OPTIONS, half, single
+from millstream_kernels.cpu.intrinsics import OPTIONS, half, single, single_bits
 from millstream_kernels.cpu.task import Format
 
 FP8_SHIFT, FLOAT16_SHIFT = np.float32(2.0**120), np.float32(2.0**112)
@@ -50,3 +50,12 @@ def to_float32(codes, halves, scales, head_scales, form, head, start, dim, block
                 block[i] = single(bits | np.uint32(0x7F800000))
             else:
                 block[i] = single(bits) * FLOAT16_SHIFT
+
+
+@njit(**OPTIONS)
+def to_bfloat16(number):
+    """The bits of the bfloat16 that a float32 is rounded to, half to even. NaN stays NaN."""
+    bits = single_bits(number)
+    if bits & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
+        return np.uint16((bits >> np.uint32(16)) | np.uint32(0x40))
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))

@@ -140,7 +140,7 @@ class RopeField(IntEnum):
 
     QKV = 0  # float32 [TOKENS, HEADS + 2 * KV_HEADS, HEAD_SIZE]
     QUERY = 1  # float32 [TOKENS, HEADS, HEAD_SIZE]
-    POOL = 2  # float32 [2 * KV_HEADS, POOL_SLOTS, HEAD_SIZE]: keys, then values
+    POOL = 2  # of FORMAT, [2 * KV_HEADS, POOL_SLOTS, HEAD_SIZE]: keys, then values
     COS = 3  # float32 [NUM_ANGLES, PAIRS]
     SIN = 4  # float32 [NUM_ANGLES, PAIRS]
     POSITIONS = 5  # int64 [TOKENS]: rows of the angles
@@ -154,6 +154,22 @@ class RopeField(IntEnum):
     POOL_SLOTS = 13
     NUM_ANGLES = 14
     EPS = 15  # a float64
+    FORMAT = 16  # FLOAT32, BFLOAT16 or FLOAT16
+
+
+class ProductField(IntEnum):
+    """Of `packed_product`."""
+
+    X = 0  # float32 [ROWS, INPUTS]
+    PANELS = 1  # of FORMAT, [NUM_PANELS, INPUTS, PANEL_OUTPUTS]
+    OUT = 2  # float32 [ROWS, NUM_PANELS * PANEL_OUTPUTS]
+    ROWS = 3
+    INPUTS = 4
+    NUM_PANELS = 5
+    FORMAT = 6  # BFLOAT16 or FLOAT16
+
+
+PANEL_OUTPUTS = 16
 
 
 # By the name of each kernel, where it is: a module of this package. The function has the same name.
@@ -163,6 +179,7 @@ KERNELS = {
     "rms_norm": "elementwise",
     "gated_activation": "elementwise",
     "rope_kv_write": "elementwise",
+    "packed_product": "packed_product",
 }
 
 

@@ -31,7 +31,7 @@ Value = Any  # an instruction or a constant of llvmlite, which has no types
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
 
-def _code(write: Callable[..., None], num_arguments: int) -> Any:
+def intrinsic_of(write: Callable[..., None], num_arguments: int) -> Any:
     """An intrinsic without a result that becomes what `write(builder, *arguments)` writes."""
     names = ("typing_context", *(f"argument{index}" for index in range(num_arguments)))
 
@@ -47,19 +47,19 @@ def _code(write: Callable[..., None], num_arguments: int) -> Any:
     return intrinsic(of_types)
 
 
-def _at(builder: ir.IRBuilder, address: Value, kind: ir.Type) -> Value:
+def load(builder: ir.IRBuilder, address: Value, kind: ir.Type) -> Value:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=8 if kind is _INT64 else 4)
 
 
-def _put(builder: ir.IRBuilder, number: Value, address: Value) -> None:
+def store(builder: ir.IRBuilder, number: Value, address: Value) -> None:
     builder.store(number, builder.inttoptr(address, number.type.as_pointer()), align=4)
 
 
-def _plus(builder: ir.IRBuilder, number: Value, more: int) -> Value:
+def plus(builder: ir.IRBuilder, number: Value, more: int) -> Value:
     return builder.add(number, _INT64(more)) if more else number
 
 
-def _times(builder: ir.IRBuilder, number: Value, factor: int) -> Value:
+def times(builder: ir.IRBuilder, number: Value, factor: int) -> Value:
     return builder.mul(number, _INT64(factor))
 
 
@@ -82,15 +82,15 @@ def _function(builder: ir.IRBuilder, name: str, *arguments: Value) -> Value:
 
 def _halves(builder: ir.IRBuilder, address: Value) -> list[Value]:
     """The two vectors of one number of a panel."""
-    return [_at(builder, _plus(builder, address, half * _HALF_BYTES), _VECTOR) for half in range(2)]
+    return [load(builder, plus(builder, address, half * _HALF_BYTES), _VECTOR) for half in range(2)]
 
 
 def _put_halves(builder: ir.IRBuilder, vectors: Sequence[Value], address: Value) -> None:
     for half, vector in enumerate(vectors):
-        _put(builder, vector, _plus(builder, address, half * _HALF_BYTES))
+        store(builder, vector, plus(builder, address, half * _HALF_BYTES))
 
 
-def _repeat(builder: ir.IRBuilder, count: Value, start: Sequence[Value], body: Body) -> list[Value]:
+def repeat(builder: ir.IRBuilder, count: Value, start: Sequence[Value], body: Body) -> list[Value]:
     """A loop over `range(count)` that keeps vectors in registers: `vectors = body(index, vectors)`."""
     before = builder.block
     test, inside, end = (builder.append_basic_block(name) for name in ("test", "inside", "end"))
@@ -142,17 +142,17 @@ def _score(count: int) -> Callable[..., None]:
     """
 
     def score(builder: ir.IRBuilder, queries: Value, keys: Value, scores: Value, size: Value) -> None:
-        addresses = [_at(builder, _plus(builder, keys, 8 * token), _INT64) for token in range(count)]
+        addresses = [load(builder, plus(builder, keys, 8 * token), _INT64) for token in range(count)]
 
         def body(index: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            vectors = _halves(builder, builder.add(queries, _times(builder, index, _ROW_BYTES)))
-            offset = _times(builder, index, 4)
-            numbers = [_at(builder, builder.add(one, offset), _SINGLE) for one in addresses]
+            vectors = _halves(builder, builder.add(queries, times(builder, index, _ROW_BYTES)))
+            offset = times(builder, index, 4)
+            numbers = [load(builder, builder.add(one, offset), _SINGLE) for one in addresses]
             return _products(builder, numbers, vectors, sums)
 
-        sums = _repeat(builder, size, [_of(0)] * (2 * count), body)
+        sums = repeat(builder, size, [_of(0)] * (2 * count), body)
         for token in range(count):
-            _put_halves(builder, sums[2 * token : 2 * token + 2], _plus(builder, scores, token * _ROW_BYTES))
+            _put_halves(builder, sums[2 * token : 2 * token + 2], plus(builder, scores, token * _ROW_BYTES))
 
     return score
 
@@ -168,7 +168,7 @@ def _weigh(count: int) -> Callable[..., None]:
         builder: ir.IRBuilder, weights: Value, values: Value, offset: Value, outputs: Value, tokens: Value
     ) -> None:
         def body(token: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            vectors = _halves(builder, builder.add(weights, _times(builder, token, _ROW_BYTES)))
+            vectors = _halves(builder, builder.add(weights, times(builder, token, _ROW_BYTES)))
             return _products(builder, _numbers_of(builder, values, token, offset, count), vectors, sums)
 
         _add_to_outputs(builder, outputs, count, tokens, body)
@@ -195,7 +195,7 @@ def _weigh_seen(count: int) -> Callable[..., None]:
         is_seen = _seen(builder, bounds)
 
         def body(token: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            vectors = _halves(builder, builder.add(weights, _times(builder, token, _ROW_BYTES)))
+            vectors = _halves(builder, builder.add(weights, times(builder, token, _ROW_BYTES)))
             masks = [builder.sext(one, _WHOLE) for one in is_seen(builder.add(first, token))]
             added = []
             for number in _numbers_of(builder, values, token, offset, count):
@@ -210,20 +210,20 @@ def _weigh_seen(count: int) -> Callable[..., None]:
 
 def _numbers_of(builder: ir.IRBuilder, values: Value, token: Value, offset: Value, count: int) -> list[Value]:
     """`count` numbers of a token's value."""
-    start = builder.add(_at(builder, builder.add(values, _times(builder, token, 8)), _INT64), offset)
-    return [_at(builder, _plus(builder, start, 4 * number), _SINGLE) for number in range(count)]
+    start = builder.add(load(builder, builder.add(values, times(builder, token, 8)), _INT64), offset)
+    return [load(builder, plus(builder, start, 4 * number), _SINGLE) for number in range(count)]
 
 
 def _add_to_outputs(builder: ir.IRBuilder, outputs: Value, count: int, tokens: Value, body: Body) -> None:
-    places = [_plus(builder, outputs, number * _ROW_BYTES) for number in range(count)]
-    sums = _repeat(builder, tokens, [one for place in places for one in _halves(builder, place)], body)
+    places = [plus(builder, outputs, number * _ROW_BYTES) for number in range(count)]
+    sums = repeat(builder, tokens, [one for place in places for one in _halves(builder, place)], body)
     for number, place in enumerate(places):
         _put_halves(builder, sums[2 * number : 2 * number + 2], place)
 
 
 def _seen(builder: ir.IRBuilder, bounds: Value) -> Callable[[Value], list[Value]]:
     """A function of a token's number: which rows see it, a vector of bits for each half."""
-    lows, highs = _halves(builder, bounds), _halves(builder, _plus(builder, bounds, _ROW_BYTES))
+    lows, highs = _halves(builder, bounds), _halves(builder, plus(builder, bounds, _ROW_BYTES))
 
     def is_seen(token: Value) -> list[Value]:
         place = _splat(builder, builder.sitofp(token, _SINGLE))
@@ -240,20 +240,20 @@ def _mask(builder: ir.IRBuilder, scores: Value, tokens: Value, bounds: Value, fi
     is_seen = _seen(builder, bounds)
 
     def body(token: Value, kept: Sequence[Value]) -> Sequence[Value]:
-        address = builder.add(scores, _times(builder, token, _ROW_BYTES))
+        address = builder.add(scores, times(builder, token, _ROW_BYTES))
         pairs = zip(is_seen(builder.add(first, token)), _halves(builder, address), strict=True)
         _put_halves(builder, [builder.select(seen, score, _of(float("-inf"))) for seen, score in pairs], address)
         return kept
 
-    _repeat(builder, tokens, [], body)
+    repeat(builder, tokens, [], body)
 
 
 def _cap(builder: ir.IRBuilder, scores: Value, tokens: Value, softcap: Value) -> None:
     """Make scores softcap * tanh(score / softcap). `softcap`: the address of a float32."""
-    cap = _splat(builder, _at(builder, softcap, _SINGLE))
+    cap = _splat(builder, load(builder, softcap, _SINGLE))
 
     def body(token: Value, kept: Sequence[Value]) -> Sequence[Value]:
-        address = builder.add(scores, _times(builder, token, _ROW_BYTES))
+        address = builder.add(scores, times(builder, token, _ROW_BYTES))
         capped = []
         for score in _halves(builder, address):
             size = _function(builder, "fabs", score)
@@ -263,7 +263,7 @@ def _cap(builder: ir.IRBuilder, scores: Value, tokens: Value, softcap: Value) ->
         _put_halves(builder, capped, address)
         return kept
 
-    _repeat(builder, tokens, [], body)
+    repeat(builder, tokens, [], body)
 
 
 def _soften(builder: ir.IRBuilder, scores: Value, tokens: Value, state: Value) -> None:
@@ -275,22 +275,22 @@ def _soften(builder: ir.IRBuilder, scores: Value, tokens: Value, state: Value) -
     minus_infinity = _of(float("-inf"))
 
     def larger(token: Value, largest: Sequence[Value]) -> Sequence[Value]:
-        found = _halves(builder, builder.add(scores, _times(builder, token, _ROW_BYTES)))
+        found = _halves(builder, builder.add(scores, times(builder, token, _ROW_BYTES)))
         return [
             builder.select(builder.fcmp_ordered(">", score, most), score, most)
             for score, most in zip(found, largest, strict=True)
         ]
 
     before = _halves(builder, state)
-    largest = _repeat(builder, tokens, before, larger)
+    largest = repeat(builder, tokens, before, larger)
     # A row that has seen no score above -infinity has no weight, and takes 0 for the largest.
     bases = [builder.select(builder.fcmp_ordered("==", most, minus_infinity), _of(0), most) for most in largest]
     factors = [_exp(builder, builder.fsub(old, base)) for old, base in zip(before, bases, strict=True)]
-    sums = _halves(builder, _plus(builder, state, _ROW_BYTES))
+    sums = _halves(builder, plus(builder, state, _ROW_BYTES))
     sums = [builder.fmul(one, factor) for one, factor in zip(sums, factors, strict=True)]
 
     def weigh(token: Value, totals: Sequence[Value]) -> Sequence[Value]:
-        address = builder.add(scores, _times(builder, token, _ROW_BYTES))
+        address = builder.add(scores, times(builder, token, _ROW_BYTES))
         weights = [
             builder.select(
                 builder.fcmp_ordered("==", score, minus_infinity), _of(0), _exp(builder, builder.fsub(score, base))
@@ -300,10 +300,10 @@ def _soften(builder: ir.IRBuilder, scores: Value, tokens: Value, state: Value) -
         _put_halves(builder, weights, address)
         return [builder.fadd(total, weight) for total, weight in zip(totals, weights, strict=True)]
 
-    sums = _repeat(builder, tokens, sums, weigh)
+    sums = repeat(builder, tokens, sums, weigh)
     _put_halves(builder, largest, state)
-    _put_halves(builder, sums, _plus(builder, state, _ROW_BYTES))
-    _put_halves(builder, factors, _plus(builder, state, 2 * _ROW_BYTES))
+    _put_halves(builder, sums, plus(builder, state, _ROW_BYTES))
+    _put_halves(builder, factors, plus(builder, state, 2 * _ROW_BYTES))
 
 
 def _scale(builder: ir.IRBuilder, panel: Value, size: Value, factors: Value) -> None:
@@ -311,12 +311,12 @@ def _scale(builder: ir.IRBuilder, panel: Value, size: Value, factors: Value) -> 
     of_rows = _halves(builder, factors)
 
     def body(index: Value, kept: Sequence[Value]) -> Sequence[Value]:
-        address = builder.add(panel, _times(builder, index, _ROW_BYTES))
+        address = builder.add(panel, times(builder, index, _ROW_BYTES))
         numbers = _halves(builder, address)
         _put_halves(builder, [builder.fmul(*pair) for pair in zip(numbers, of_rows, strict=True)], address)
         return kept
 
-    _repeat(builder, size, [], body)
+    repeat(builder, size, [], body)
 
 
 def _turned(builder: ir.IRBuilder, rows: Sequence[Value]) -> list[Value]:
@@ -345,29 +345,34 @@ def _turn(*, is_into_panel: bool) -> Callable[..., None]:
     """
 
     def turn(builder: ir.IRBuilder, rows: Value, panel: Value, eights: Value) -> None:
-        addresses = [_at(builder, _plus(builder, rows, 8 * row), _INT64) for row in range(8)]
+        addresses = [load(builder, plus(builder, rows, 8 * row), _INT64) for row in range(8)]
 
         def body(index: Value, kept: Sequence[Value]) -> Sequence[Value]:
-            offset = _times(builder, index, 32)
+            offset = times(builder, index, 32)
             of_rows = [builder.add(one, offset) for one in addresses]
-            start = builder.add(panel, _times(builder, index, 8 * _ROW_BYTES))
-            of_panel = [_plus(builder, start, number * _ROW_BYTES) for number in range(8)]
+            start = builder.add(panel, times(builder, index, 8 * _ROW_BYTES))
+            of_panel = [plus(builder, start, number * _ROW_BYTES) for number in range(8)]
             sources, targets = (of_rows, of_panel) if is_into_panel else (of_panel, of_rows)
-            turned = _turned(builder, [_at(builder, one, _VECTOR) for one in sources])
+            turned = _turned(builder, [load(builder, one, _VECTOR) for one in sources])
             for vector, target in zip(turned, targets, strict=True):
-                _put(builder, vector, target)
+                store(builder, vector, target)
             return kept
 
-        _repeat(builder, eights, [], body)
+        repeat(builder, eights, [], body)
 
     return turn
 
 
-score6, score4 = _code(_score(6), 4), _code(_score(4), 4)
-weigh6, weigh4, weigh1 = _code(_weigh(6), 5), _code(_weigh(4), 5), _code(_weigh(1), 5)
-weigh4_seen, weigh1_seen = _code(_weigh_seen(4), 7), _code(_weigh_seen(1), 7)
-mask, cap, soften, scale = _code(_mask, 4), _code(_cap, 3), _code(_soften, 3), _code(_scale, 3)
-into_panel, out_of_panel = _code(_turn(is_into_panel=True), 3), _code(_turn(is_into_panel=False), 3)
+score6, score4 = intrinsic_of(_score(6), 4), intrinsic_of(_score(4), 4)
+weigh6, weigh4, weigh1 = intrinsic_of(_weigh(6), 5), intrinsic_of(_weigh(4), 5), intrinsic_of(_weigh(1), 5)
+weigh4_seen, weigh1_seen = intrinsic_of(_weigh_seen(4), 7), intrinsic_of(_weigh_seen(1), 7)
+mask, cap, soften, scale = (
+    intrinsic_of(_mask, 4),
+    intrinsic_of(_cap, 3),
+    intrinsic_of(_soften, 3),
+    intrinsic_of(_scale, 3),
+)
+into_panel, out_of_panel = intrinsic_of(_turn(is_into_panel=True), 3), intrinsic_of(_turn(is_into_panel=False), 3)
 
 
 @intrinsic

@@ -5,11 +5,13 @@ Mathematics, per row, l its logits after bias and penalties:
     w = exp((l - max l) / temperature)          float32, the highest is 1; 0 where w < min_p
     k kept      w >= the k-th largest           those that equal it are kept too
     p kept      w such that the larger ones of those hold less than top_p of their sum
-    token       the first whose cumulative weight, in the order of the vocabulary, exceeds u * the sum of what is kept
+    token       the first whose cumulative weight, in the order of the vocabulary, exceeds u * the sum of what is left
 
-Both filters ask for the largest threshold t with G(t) >= limit, where G(t) is how many weights are >= t (limit k), or
-what they hold together (limit top_p * sum). Weights are not negative, so their order is that of their bits, and the
-threshold is found 4 bits at a time:
+What is left are all of top-k at first. A token that is not among those of p is refused, the larger ones are what is
+left, and the next u draws from them: the rule of `engine/sampling/draw_on_host.py`, so a seed means the same token.
+
+Top-k asks for the largest threshold t with G(t) >= k, where G(t) is how many weights are >= t. Weights are not
+negative, so their order is that of their bits, and the threshold is found 4 bits at a time:
 
     bits of w   | 29 .. 26 | 25 .. 22 | .. | 5 .. 2 | 1 0 |        8 passes over the row; each sums G at 16 thresholds
                   ^ the highest digit with G >= limit, then the next below it
@@ -18,7 +20,8 @@ The result is exact, whatever the distribution: no candidate list that could be 
 takes the first of its highest logits, and one whose highest is not finite (NaN, all masked) is -1. Sums are in float64,
 and u is the engine's (`uniform`). One program per row: a row has one result, whatever its company.
 
-Bytes:  V * element size per row and pass, from L2 after the first: 3 passes, 8 more with top-k, 9 with top-p.
+Bytes:  V * element size per row and pass, from L2 after the first: 3 passes, 8 more with top-k, 1 with top-p, and 2
+        for each draw that is refused.
 FLOPs:  about 40 * V per pass of a filter.   Bound by passes, and by one multiprocessor per row.
 
 Bias and penalties touch a few logits of a row; the engine does them before (`logits_processors`).
@@ -41,7 +44,7 @@ from millstream_kernels.sampling.uniform import uniform
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-BLOCK = 1024
+BLOCK = 2048
 NUM_WARPS = 8
 
 
@@ -51,7 +54,7 @@ class SamplingRows:
 
     temperatures: Tensor  # float32; 0: the highest logit
     top_k: Tensor  # int32; 0: all
-    top_p: Tensor  # float32; 1: all
+    top_p: Tensor  # float64, as the engine's on a CPU; 1: all
     min_p: Tensor  # float32, of the highest weight; 0: all
     seeds: Tensor  # int64
     positions: Tensor  # int64, of the token that is drawn
@@ -86,21 +89,19 @@ def _highest_logit(row, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _threshold(row, size, highest, temperature, least, lowest, limit, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The bits of the largest t with G(t) >= limit, over weights whose bits are `lowest` or more. `size` 0: 0."""
+def _threshold(row, size, highest, temperature, least, limit, BLOCK: tl.constexpr):
+    """The bits of the largest t with G(t) >= limit. `size` 0: 0."""
     digits = tl.arange(0, 16)
     found = tl.full((), 0, tl.int32)
     for step in range(8):
         # The last step has two bits left: a digit above 3 would have been found a step before.
         shift = tl.maximum(26 - 4 * step, 0)
         thresholds = found + (digits << shift)
-        reached = tl.zeros((16,), tl.float64)
+        reached = tl.zeros((16,), tl.int32)
         for start in range(0, size, BLOCK):
             _, weights = _weights(row, start, size, highest, temperature, least, BLOCK)
             bits = weights.to(tl.int32, bitcast=True)
-            share = weights.to(tl.float64) if BY_MASS else tl.full((BLOCK,), 1.0, tl.float64)
-            is_above = (bits >= lowest)[:, None] & (bits[:, None] >= thresholds[None, :])
-            reached += tl.sum(tl.where(is_above, share[:, None], 0.0), 0)
+            reached += tl.sum((bits[None, :] >= thresholds[:, None]).to(tl.int32), 1)
         found += tl.max(tl.where(reached >= limit, digits, 0), 0) << shift
     return tl.where(size > 0, found, 0)
 
@@ -133,6 +134,13 @@ def _token_at(row, size, highest, temperature, least, lowest, target, BLOCK: tl.
     return tl.where(token == 2147483647, last, token)
 
 
+@triton.jit
+def _bits_of(row, size, highest, temperature, least, token, BLOCK: tl.constexpr):
+    """The bits of one token's weight, by the instructions that compute all of a tile."""
+    columns, weights = _weights(row, token // BLOCK * BLOCK, size, highest, temperature, least, BLOCK)
+    return tl.max(tl.where(columns == token, weights.to(tl.int32, bitcast=True), 0), 0)
+
+
 @triton.jit(do_not_specialize=["logits_row", "size", "attempt"])
 def sample_row(
     logits, temperatures, top_k, top_p, min_p, seeds, positions, tokens, logits_row, size, attempt, BLOCK: tl.constexpr
@@ -149,16 +157,19 @@ def sample_row(
     drawn_size = tl.where(is_drawn, size, 0)  # a loop that is not needed makes no pass
 
     k_size = tl.where((k > 0) & (k < size), drawn_size, 0)
-    lowest = _threshold(row, k_size, highest, temperature, least, 0, k.to(tl.float64), False, BLOCK)
-    p_size = tl.where(p < 1.0, drawn_size, 0)
-    limit = p.to(tl.float64) * _kept_sum(row, p_size, highest, temperature, least, lowest, BLOCK)
-    limit = tl.maximum(limit, 1e-300)  # a top_p of 0 keeps the highest
-    lowest = tl.maximum(lowest, _threshold(row, p_size, highest, temperature, least, lowest, limit, True, BLOCK))
-
+    lowest = _threshold(row, k_size, highest, temperature, least, k, BLOCK)
     total = _kept_sum(row, drawn_size, highest, temperature, least, lowest, BLOCK)
-    share = uniform(tl.load(seeds + program), tl.load(positions + program), attempt.to(tl.int64))
-    drawn = _token_at(row, drawn_size, highest, temperature, least, lowest, share * total, BLOCK)
-    token = tl.where(is_drawn, drawn, token)
+    limit = p * total
+    p_size = tl.where(p < 1.0, drawn_size, 0)
+    seed, position, number = tl.load(seeds + program), tl.load(positions + program), attempt.to(tl.int64)
+    is_refused = is_drawn
+    while is_refused:
+        share = uniform(seed, position, number)
+        token = _token_at(row, size, highest, temperature, least, lowest, share * total, BLOCK)
+        lowest = _bits_of(row, p_size, highest, temperature, least, token, BLOCK) + 1
+        total = _kept_sum(row, p_size, highest, temperature, least, lowest, BLOCK)
+        is_refused = (total >= limit) & (total > 0.0)
+        number += 1
     tl.store(tokens + program, tl.where(is_finite, token, -1).to(tl.int64))
 
 
@@ -181,7 +192,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, *, attempt: int = 0, token
     for name, values, dtype in (
         ("temperatures", rows.temperatures, torch.float32),
         ("top_k", rows.top_k, torch.int32),
-        ("top_p", rows.top_p, torch.float32),
+        ("top_p", rows.top_p, torch.float64),
         ("min_p", rows.min_p, torch.float32),
         ("seeds", rows.seeds, torch.int64),
         ("positions", rows.positions, torch.int64),
@@ -215,7 +226,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, *, attempt: int = 0, token
 def sample_variants() -> Iterator[Variant]:
     """Logits of a model, and after penalties. Rows of a vocabulary of any size begin anywhere: loads are short."""
     for dtype in ("bf16", "fp32"):
-        arguments = {"logits": f"*{dtype}", "temperatures": "*fp32", "top_k": "*i32", "top_p": "*fp32"}
+        arguments = {"logits": f"*{dtype}", "temperatures": "*fp32", "top_k": "*i32", "top_p": "*fp64"}
         arguments |= {"min_p": "*fp32", "seeds": "*i64", "positions": "*i64", "tokens": "*i64"}
         arguments |= dict.fromkeys(sample_row.arg_names[8:11], "i32")
         yield Variant(dtype, sample_row, arguments, {"BLOCK": BLOCK}, TensorCores.NONE, NUM_WARPS, wide_loads=False)

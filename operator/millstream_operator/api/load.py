@@ -2,8 +2,9 @@
 
     text -> YAML nodes (with their lines) -> plain values -> typed LLMDeployment -> rules across fields
 
-A file may hold other documents too (a Namespace, a Secret); exactly one LLMDeployment must be among them. Every
-error is one sentence that names the file, the line, the field, what stands there and what may stand there.
+A file may hold other documents too (a Namespace, a Secret); exactly one LLMDeployment must be among them, and of its
+errors the first is raised. `manifest_errors` takes several, and lists all errors of all of them. Every error is one
+sentence that names the file, the line, the field, what stands there and what may stand there.
 """
 
 from __future__ import annotations
@@ -11,48 +12,38 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import Violation, violations
-from millstream_operator.api.validation.field_hints import (
-    KEY_HINT,
-    QUANTITIES,
-    is_required,
-    unknown_field_hint,
-    wanted,
-)
+from millstream_operator.api.validation.field_errors import field_errors, shown_value
+from millstream_operator.api.validation.field_hints import unknown_field_hint
 from millstream_operator.api.validation.ratchets import new_violations
 
-Location = tuple[int | str, ...]
 MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
 MAX_NODES = 100_000
 MAX_CHARACTERS = MAX_MANIFEST_BYTES  # of all scalars, with each alias written out
 MAX_DEPTH = 64
+MAX_ERRORS = 100  # of one file
 _YAML = "tag:yaml.org,2002:"
 JSON_TAGS = frozenset(f"{_YAML}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null"))
 STRING_TAGS = frozenset(f"{_YAML}{name}" for name in ("timestamp", "value", "merge"))  # JSON has none of these types
-LENGTHS = {
-    "too_short": ("min_length", "item"),
-    "too_long": ("max_length", "item"),
-    "string_too_short": ("min_length", "character"),
-    "string_too_long": ("max_length", "character"),
-}
-LONGEST_SHOWN = 80
 NAME = "metadata.name"
 NO_KEY = "a key that is no string; a template with {{ … }} must be rendered first"
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
 class ManifestError(ValueError):
-    """The manifest cannot be used. `str()` is one sentence for the person who wrote it."""
+    """The manifest cannot be used. `str()` is one sentence for the person who wrote it. `line`: where, from 1."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 def load_manifest(path: str | Path, allowed_env: Collection[str] = ()) -> LLMDeployment:
@@ -62,30 +53,74 @@ def load_manifest(path: str | Path, allowed_env: Collection[str] = ()) -> LLMDep
         ManifestError: no such file, malformed YAML, no or several LLMDeployments, or one that is not valid.
     """
     path = Path(path)
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise ManifestError(f"{path}: larger than 3 MiB, so it is no LLMDeployment manifest.")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}.") from None
-    return loads_manifest(text, str(path), allowed_env)
+    return loads_manifest(_read_text(path), str(path), allowed_env)
 
 
 def loads_manifest(text: str, source: str = "manifest", allowed_env: Collection[str] = ()) -> LLMDeployment:
     """As `load_manifest`, from a string; `source` is what errors call it."""
+    nodes, error = _documents(text, source)
+    if error is not None:
+        raise error
+    is_json = text.lstrip().startswith("{")
+    values = [_Constructor(source, is_json=is_json).construct(node) for node in nodes]
+    ours = _find_ours(values, source)
+    if len(ours) > 1:
+        raise ManifestError(f"{source}: holds {len(ours)} {KIND}s; give one file to each.")
+    return _validate(values[ours[0]], _Lines(source, nodes[ours[0]]), allowed_env)
+
+
+def manifest_errors(path: Path, allowed_env: Collection[str] = ()) -> list[ManifestError]:
+    """All errors of all LLMDeployments of a file, in the order of its lines; at most MAX_ERRORS.
+
+    A document with a malformed value or a key that is given twice has this error alone, and none is read behind YAML
+    that is malformed: what it means is not known.
+    """
+    source = str(path)
     try:
-        documents = [node for node in yaml.compose_all(text, Loader=_BoundedLoader) if node is not None]
-        is_json = text.lstrip().startswith("{")
-        values = [_Constructor(source, is_json=is_json).construct(node) for node in documents]
+        text = _read_text(path)
+    except ManifestError as error:
+        return [error]
+    nodes, malformed = _documents(text, source)
+    errors, read = [] if malformed is None else [malformed], list[tuple[yaml.Node, Any]]()
+    for node in nodes:
+        try:
+            read.append((node, _Constructor(source, is_json=text.lstrip().startswith("{")).construct(node)))
+        except ManifestError as error:
+            errors.append(error)
+    try:
+        ours = _find_ours([value for _, value in read], source)
+    except ManifestError as error:
+        return errors or [error]
+    for index in ours:
+        errors += _check(read[index][1], _Lines(source, read[index][0]), allowed_env)[1]
+    errors.sort(key=lambda error: error.line)
+    more = ManifestError(f"{source}: {len(errors) - MAX_ERRORS} more errors are not shown.")
+    return errors if len(errors) <= MAX_ERRORS else [*errors[:MAX_ERRORS], more]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{path}: larger than 3 MiB, so it is no LLMDeployment manifest.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _documents(text: str, source: str) -> tuple[list[yaml.Node], ManifestError | None]:
+    """Return the documents up to the first error of the YAML itself, and that error."""
+    nodes: list[yaml.Node] = []
+    try:
+        nodes.extend(node for node in yaml.compose_all(text, Loader=_BoundedLoader) if node is not None)
     except yaml.YAMLError as error:
-        raise ManifestError(f"{source}: {yaml_problem(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        return nodes, ManifestError(f"{source}: {yaml_problem(error)}", mark.line + 1 if mark else 0)
     except _TooDeep as error:
-        raise ManifestError(f"{source}:{error.line}: nested deeper than {MAX_DEPTH} levels.") from None
-    index = _find_ours(values, source)
-    lines = _Lines(source, documents[index])
-    return _validate(values[index], lines, allowed_env)
+        message = f"{source}:{error.line}: nested deeper than {MAX_DEPTH} levels."
+        return nodes, ManifestError(message, error.line)
+    return nodes, None
 
 
 def parse(manifest: dict[str, Any]) -> LLMDeployment:
@@ -103,14 +138,18 @@ class _Lines:
     def __init__(self, source: str, root: yaml.Node) -> None:
         self.source, self.root = source, root
 
-    def prefix(self, location: Sequence[int | str]) -> str:
+    def error(self, location: Sequence[int | str], message: str) -> ManifestError:
+        line = self._line(location)
+        return ManifestError(f"{self.source}:{line}: {message}", line)
+
+    def _line(self, location: Sequence[int | str]) -> int:
         node = self.root
         for step in location:
             child = self._child(node, step)
             if child is None:
                 break
             node = child
-        return f"{self.source}:{node.start_mark.line + 1}: "
+        return int(node.start_mark.line) + 1
 
     @staticmethod
     def _child(node: yaml.Node, step: int | str) -> yaml.Node | None:
@@ -184,7 +223,8 @@ class _Constructor:
             )
 
     def _error(self, node: yaml.Node, problem: str) -> ManifestError:
-        return ManifestError(f"{self.source}:{node.start_mark.line + 1}: {problem}.")
+        line = node.start_mark.line + 1
+        return ManifestError(f"{self.source}:{line}: {problem}.", line)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
@@ -232,8 +272,8 @@ def yaml_problem(error: yaml.YAMLError) -> str:
     return f"malformed YAML on line {mark.line + 1}: {problem}." if mark else f"malformed YAML: {problem}."
 
 
-def _find_ours(values: Sequence[Any], source: str) -> int:
-    """Index of the one document that is, or is meant to be, an LLMDeployment."""
+def _find_ours(values: Sequence[Any], source: str) -> list[int]:
+    """Indices of the documents that are, or are meant to be, LLMDeployments: at least one."""
     if not values:
         raise ManifestError(f"{source}: empty; expected an {KIND} ({API_VERSION}).")
     ours = [
@@ -242,36 +282,50 @@ def _find_ours(values: Sequence[Any], source: str) -> int:
         if isinstance(value, dict)
         and (value.get("kind") == KIND or str(value.get("apiVersion", "")).startswith(f"{GROUP}/"))
     ]
-    if len(ours) > 1:
-        raise ManifestError(f"{source}: holds {len(ours)} {KIND}s; give one file to each.")
     if ours:
-        return ours[0]
+        return ours
     kinds = sorted({str(value.get("kind", "no kind")) if isinstance(value, dict) else "no object" for value in values})
     advice = "; give one of its items, in a file by itself" if kinds == ["List"] else ""
     raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}{advice}.")
 
 
 def _validate(manifest: dict[str, Any], lines: _Lines | None, allowed_env: Collection[str]) -> LLMDeployment:
-    def fail(location: Sequence[int | str], message: str) -> ManifestError:
-        return ManifestError((lines.prefix(location) if lines else "") + message)
+    deployment, errors = _check(manifest, lines, allowed_env)
+    if deployment is None or errors:
+        raise errors[0]
+    return deployment
+
+
+def _check(
+    manifest: dict[str, Any], lines: _Lines | None, allowed_env: Collection[str]
+) -> tuple[LLMDeployment | None, list[ManifestError]]:
+    """The object and all its errors; the one that a person should read first is the first.
+
+    Rules across fields are looked at where each field for itself is right, as the API server does.
+    """
+
+    def error_at(location: Sequence[int | str], message: str) -> ManifestError:
+        return lines.error(location, message) if lines else ManifestError(message)
 
     try:
         # Strict JSON mode takes an enum's name, which strict Python mode would not. By alias alone: a manifest that
         # says max_num_seqs would be refused by the API server, so it is refused here.
         deployment = LLMDeployment.model_validate_json(json.dumps(manifest), by_alias=True, by_name=False)
-    except ValidationError as error:
-        first = field_error(error)
-        hint = unknown_field_hint(first.location) if first.is_unknown_field else ""
-        raise fail(first.location, first.sentence(hint)) from None
+    except ValidationError as invalid:
+        fields = field_errors(invalid)
+        hints = [unknown_field_hint(field.location) if field.is_unknown_field else "" for field in fields]
+        return None, [error_at(field.location, field.sentence(hint)) for field, hint in zip(fields, hints, strict=True)]
     newly = new_violations(deployment, allowed_env) if lines is not None else ()  # what is stored may break them
+    errors = []
     for violation in (*violations(deployment), *newly):
         if violation.message.startswith(f"{NAME} "):  # the API server has no place for a rule of the name but the root
             words = violation.message.removeprefix(NAME)
-            raise fail(NAME.split("."), f"{NAME} is {_shown(deployment.name)}; it{words}")
+            errors.append(error_at(NAME.split("."), f"{NAME} is {shown_value(deployment.name)}; it{words}"))
+            continue
         names = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
         steps = [int(name) if name.isdigit() else name for name in names]
-        raise fail(steps, _with_value(violation, manifest, steps))
-    return deployment
+        errors.append(error_at(steps, _with_value(violation, manifest, steps)))
+    return deployment, errors
 
 
 def _with_value(violation: Violation, manifest: Any, steps: Sequence[int | str]) -> str:
@@ -281,71 +335,4 @@ def _with_value(violation: Violation, manifest: Any, steps: Sequence[int | str])
     for step in steps:
         manifest = manifest[step]
     value = manifest if violation.shown is None else violation.shown
-    return f"{violation.path} is {_shown(value)}; it {violation.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldError:
-    """One error. `location`: of the field, without the steps that Pydantic adds."""
-
-    location: Location
-    details: ErrorDetails
-
-    @property
-    def is_unknown_field(self) -> bool:
-        return self.details["type"] == "extra_forbidden"
-
-    def sentence(self, hint: str = "") -> str:
-        """Return what is wrong. `hint`: what is added where the field is unknown."""
-        name = dotted(self.location) or "the object"
-        kind, context = self.details["type"], self.details.get("ctx", {})
-        shown, field = _shown(self.details["input"]), str(self.location[-1]) if self.location else ""
-        if self.is_unknown_field:
-            return f"{name}: unknown field{hint}."
-        if kind == "missing":
-            return f"{name}: missing; it is required."
-        if kind in ("json_invalid", "value_error"):
-            words = self.details["msg"].removeprefix("Value error, ")
-            return f"{name}: {words}." if self.location else f"{words}."
-        if self.details["loc"][-1:] == ("[key]",):
-            return f"{dotted(self.location[:-1])}: the key {shown} must be {KEY_HINT}."
-        if self.details["input"] is None:
-            return f"{name} is empty; give it a value{'' if is_required(self.location) else ' or leave it out'}."
-        if length := _length(kind, context):
-            return f"{name} is {shown}; it must have {length}."
-        return f"{name} is {shown}; it must be {wanted(self.details, field, context)}."
-
-
-def field_error(error: ValidationError) -> FieldError:
-    """Return the error that a person should read first.
-
-    Unknown fields are first: a misspelled required field is both unknown and missing, and the spelling is the cause.
-    """
-    first = min(error.errors(include_url=False), key=lambda one: 0 if one["type"] == "extra_forbidden" else 1)
-    return FieldError(_schema_location(first["loc"]), first)
-
-
-def dotted(location: Location) -> str:
-    """Return a location as it is written in messages: spec.x[0].y."""
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
-    return text.removeprefix(".")
-
-
-def _schema_location(location: Location) -> Location:
-    """Drop the last step that Pydantic adds for the branch of a quantity and for a map's key."""
-    ours = location[-1:] == ("[key]",) or (location[-1:] in (("number",), ("text",)) and location[-2] in QUANTITIES)
-    return location[:-1] if ours else location
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
-
-
-def _length(kind: str, context: dict[str, Any]) -> str:
-    """`at most 8 items`; empty for an error that is not about a length."""
-    if kind not in LENGTHS:
-        return ""
-    limit, noun = LENGTHS[kind]
-    number = context[limit]
-    return f"at {'least' if limit == 'min_length' else 'most'} {number} {noun}{'' if number == 1 else 's'}"
+    return f"{violation.path} is {shown_value(value)}; it {violation.message}"

@@ -62,6 +62,9 @@ class EngineStatus(ApiModel):
     hybrid_kv_cache_manager: Name | None = Field(
         None, description="Enabled: KV blocks behind sliding windows are freed. Absent: the spec does not say."
     )
+    dtype: Name | None = Field(
+        None, description="What a CPU holds weights in, as engine.dtype asks. Absent: the spec does not say."
+    )
 
 
 class SpeculationStatus(ApiModel):

@@ -239,10 +239,21 @@ RULES: tuple[Rule, ...] = (
         ),
         "engine.gpuMemoryUtilizationPercent needs accelerator.type GPU; leave it out on a CPU.",
     ),
+    Rule(
+        "spec",
+        "!(has(self.engine) && has(self.engine.dtype)) || (has(self.accelerator) && has(self.accelerator.type) "
+        "&& self.accelerator.type == 'CPU')",
+        lambda value: (
+            not (value.engine and value.engine.dtype is not None)
+            or (value.accelerator is not None and value.accelerator.type == "CPU")
+        ),
+        "engine.dtype needs accelerator.type CPU; leave it out on a GPU, which computes in the checkpoint's dtype.",
+    ),
     _duration("spec.warmup.heartbeatInterval", "0s", "24h"),
     _duration("spec.warmup.timeout", "1s", "24h"),
     _duration("spec.rollout.progressDeadline", "1s", "48h"),
     _duration("spec.rollout.drainTimeout", "1s", "24h"),
+    _duration("spec.rollout.evidenceTimeout", "10s", "48h"),
     Rule(
         "spec",
         "!has(self.rollout) || !has(self.rollout.progressDeadline) || duration(self.rollout.progressDeadline) > "

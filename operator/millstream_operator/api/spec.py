@@ -20,7 +20,8 @@ from millstream_operator.api.optimization import Parallelism, Quantization, Spec
 from millstream_operator.api.pod_template import PodTemplate
 from millstream_operator.api.scaling import Autoscaling
 from millstream_operator.api.workload import Budget, Objectives, Tier, Workload
-from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT
+from millstream_runtime.allowed_origins import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS, ORIGIN_PATTERN
+from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT, DType
 
 
 class AcceleratorType(StrEnum):
@@ -92,6 +93,12 @@ class Engine(ApiModel):
         description="Free the KV blocks behind the sliding windows of models that have full layers too (Gemma 2, 3) or "
         "keep all. Default: on a CPU what takes less memory; on a GPU, where it was not measured, Disabled.",
     )
+    dtype: DType | None = Field(
+        None,
+        description="What a CPU holds weights in that no format quantizes. bfloat16 and float16 take half the memory "
+        "of float32; activations and keys and values are float32 in any case. auto and absent: the checkpoint's own 16 "
+        "bits, else float32. float32 is for exact numbers. Only on a CPU: a GPU computes in the checkpoint's dtype.",
+    )
 
 
 class Warmup(ApiModel):
@@ -114,6 +121,11 @@ class RolloutStrategy(StrEnum):
     RESOURCE_AWARE = "ResourceAware"
 
 
+class OnInsufficientEvidence(StrEnum):
+    PROCEED = "Proceed"
+    HOLD = "Hold"
+
+
 class Rollout(ApiModel):
     """How a change reaches the pods. A new revision that fails stops at its first pod."""
 
@@ -132,6 +144,21 @@ class Rollout(ApiModel):
     drain_timeout: Duration | None = Field(
         None,
         description="Time a leaving pod has to finish running requests, for example 10m. Default: 10m.",
+    )
+    evidence_timeout: Duration | None = Field(
+        None,
+        description="Time that a stage of a shift of traffic waits for the evidence that it needs to end, for example "
+        "1h. onInsufficientEvidence says what happens then. Default: 2h.",
+    )
+    on_insufficient_evidence: OnInsufficientEvidence | None = Field(
+        None,
+        description="What a stage of a shift of traffic does that lacks evidence after evidenceTimeout. Proceed: it "
+        "goes on, and says so. Hold: new and old pods serve on until it has the evidence. Default: Proceed.",
+    )
+    retry: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
+        None,
+        description="Any text, for example the date. Another value than before tries a revision once more that was "
+        "rolled back; it changes nothing else and restarts no pod.",
     )
 
 
@@ -169,11 +196,26 @@ class ServiceType(StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
+Origin = Annotated[str, StringConstraints(pattern=ORIGIN_PATTERN, min_length=1, max_length=MAX_ORIGIN_CHARACTERS)]
+
+
 class Service(ApiModel):
     """The Service in front of the replicas, named after the LLMDeployment."""
 
     type: ServiceType | None = Field(None, description="ClusterIP, NodePort or LoadBalancer. Default: ClusterIP.")
     port: int | None = Field(None, ge=1, le=65535, description="Port of the Service. Default: 80.")
+    allowed_origins: (
+        Annotated[
+            list[Origin],
+            Field(min_length=1, max_length=MAX_ORIGINS, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Origins of web pages that may ask from a browser (CORS): scheme://host or scheme://host:port in "
+        'lower case, without a path, such as https://chat.example.com; "*": every page. A request needs its API key '
+        "all the same. A change restarts nothing. Default: none.",
+    )
 
 
 class LLMDeploymentSpec(ApiModel):

@@ -88,6 +88,10 @@ class RolloutStatus(ApiModel):
         "failed, and the current revision runs again; Complete.",
     )
     available_replicas: int | None = Field(None, ge=0, description="Available pods of the update revision.")
+    evidence: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        None,
+        description="While traffic shifts in stages: the stage, and how much of the evidence it has that it needs.",
+    )
 
 
 class DecisionStatus(ApiModel):
@@ -130,6 +134,11 @@ class MemoryUse(ApiModel):
     graphs_bytes: int | None = Field(None, ge=0, description="CUDA graphs.")
     kv_cache_bytes: int | None = Field(None, ge=0, description="The KV cache.")
     kv_cache_tokens: int | None = Field(None, ge=0, description="Tokens that the KV cache holds.")
+    draft_kv_cache_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="The KV cache of a draft model or head, measured. In a prediction kvCacheBytes has both.",
+    )
 
 
 class MemoryCorrection(ApiModel):
@@ -215,11 +224,25 @@ class MeasuredSpeculation(ApiModel):
     ) = Field(None, description="Pods that draft no more, since their drafter failed. Absent: none of those asked.")
 
 
+class ManagerStatus(ApiModel):
+    """A release of the operator, by its Lease."""
+
+    namespace: Annotated[str, StringConstraints(min_length=1, max_length=63)] = Field(
+        description="Of the release and its Lease."
+    )
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(description="Of its Lease.")
+
+
 class LLMDeploymentStatus(ApiModel):
     """What is. Written by the operator."""
 
     observed_generation: int | None = Field(
         None, ge=-1, description="The metadata.generation that this status was made for. -1: none yet."
+    )
+    managed_by: ManagerStatus | None = Field(
+        None,
+        description="The release that writes this object and its children. Another one takes over when this Lease is "
+        "absent or was not renewed for 10 minutes, or when this field is removed.",
     )
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = Field(
         None,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_camel
 
 MAX_PARTS = 256
+PRICE_WORDS = ("priceBasis", "priceSource", "priceDate")  # of a price; another price has its own
 LARGEST_FP16_OVER_FP32 = 32  # of the shipped parts: B200 and B300, rounded up
 
 
@@ -64,6 +65,9 @@ class GpuPart(_Data):
     pcie_bytes_per_second: Annotated[int, Field(gt=0)]
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] = 8  # of a usual machine, where no inventory is given
     list_price_usd_per_hour: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False, alias="listPriceUSDPerHour")]
+    price_basis: Literal["list", "spot", "estimated"] = "list"
+    price_source: Annotated[str, StringConstraints(min_length=3, max_length=200)] | None = None
+    price_date: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None  # if known
     source: Annotated[str, StringConstraints(min_length=8, max_length=400)]
 
     @property
@@ -129,6 +133,7 @@ class GpuCatalog:
         """Sixteen hex digits, equal for equal catalogues on every machine."""
         parts = [part.model_dump(mode="json") for _, part in sorted(self._parts.items())]
         for part in parts:  # a field that is new stays out at its default, or an upgrade would change every hash
+            del part["price_basis"], part["price_source"], part["price_date"]  # words; the price itself is hashed
             if part["cpu_architecture"] == "amd64":
                 del part["cpu_architecture"]
             flops, shipped = part["dense_flops_per_second"], _shipped().get(part["name"])
@@ -153,6 +158,8 @@ def load_catalog(overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Gp
             raise CatalogError(f"GPU catalogue: {name} is {fields!r}; it must be a mapping of fields.")
         known = _shipped().get(str(name))
         base = known.model_dump(by_alias=True, exclude_none=True) if known else {"name": name}
+        if "listPriceUSDPerHour" in fields:
+            base = {field: value for field, value in base.items() if field not in PRICE_WORDS}
         part = _part({**base, **fields})
         parts[part.name] = part
     return GpuCatalog(parts)

@@ -16,8 +16,9 @@ from millstream_operator.catalog.config_fields import CURE, ConfigError
 from millstream_operator.catalog.config_ranges import RANGES
 from millstream_operator.catalog.draft_head import read_head, refuse_head
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.catalog.read_shape import read_shape
-from millstream_runtime.model_families import WITH_VISION
+from millstream_operator.catalog.read_shape import has_tower, read_shape
+from millstream_runtime.config_json_fields import problem_with_unread
+from millstream_runtime.model_families import STATED_IN_INSPECTIONS
 from millstream_runtime.strict_json import read_strict_json
 
 VERSION = 1
@@ -65,22 +66,35 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
     """
     _refuse_numbers_left_out(answer)
     refuse_head(answer)
-    config = {**answer["config"], "quantization_config": answer.get("quantization_config")}
-    shape = read_shape(config)
+    _refuse_unread_fields(answer)
+    nulls = dict.fromkeys(STATED_IN_INSPECTIONS)  # what an inspection leaves out is null in config.json
+    config = {**nulls, **answer["config"], "quantization_config": answer.get("quantization_config")}
+    shape = _with_stored_head(read_shape(config), answer)
     counted = read_weights(_weights(answer))
     # A model with a vision tower has weights beside those of its language model.
-    if counted is not None and (problem := size_problem(shape, counted, is_part=_has_tower(config))) is not None:
+    if counted is not None and (problem := size_problem(shape, counted, is_part=has_tower(config))) is not None:
         raise ConfigError(problem)
     is_gguf, left_out = _weights(answer).get("format") == "gguf", _weights(answer).get("gguf_left_out")
     name = left_out if isinstance(left_out, str) and left_out.isprintable() else ""
     return _pinned(replace(shape, is_gguf=is_gguf, gguf_left_out=name[:MAX_NAME_LENGTH]), answer)
 
 
-def _has_tower(config: Mapping[str, Any]) -> bool:
-    """Older folders of Qwen's have the fields of their language model outside of any `text_config`."""
-    names = config.get("architectures")
-    named = names if isinstance(names, list) else []
-    return "text_config" in config or any(isinstance(name, str) and name in WITH_VISION for name in named)
+def _refuse_unread_fields(answer: Mapping[str, Any]) -> None:
+    """Refuse what the next boot would refuse. Inspections of earlier releases name no such fields."""
+    unread = answer.get("unread_fields")
+    if isinstance(unread, list) and unread:
+        raise ConfigError(f"config.json: {problem_with_unread([str(name) for name in unread])}")
+
+
+def _with_stored_head(shape: ModelShape, answer: Mapping[str, Any]) -> ModelShape:
+    """Count a stored head that config.json ties to the embedding: headers do not say whether its numbers differ.
+
+    Inspections of earlier releases do not say it, so their plans stay.
+    """
+    parameters = shape.parameters
+    if _weights(answer).get("stored_lm_head") is not True or parameters.head:
+        return shape
+    return replace(shape, parameters=replace(parameters, head=parameters.embedding))
 
 
 def read_inspected_head(answer: Mapping[str, Any], method: str) -> InspectedModel:

@@ -22,10 +22,12 @@ from millstream_operator.catalog.config_fields import ConfigError, ConfigFields,
 from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.unquantized_layers import dequantized_parameters, unquantized_parameters
-from millstream_runtime.context_limit import extended_context_tokens
+from millstream_runtime.config_json_fields import problem_with_unread, unread_fields
+from millstream_runtime.context_limit import extended_context_tokens, unserved_rope_type
 from millstream_runtime.layer_windows import WindowError, layer_windows
 from millstream_runtime.model_families import (
     FAMILIES,
+    WITH_VISION,
     DenseTraits,
     ExpertTraits,
     FalconTraits,
@@ -33,6 +35,7 @@ from millstream_runtime.model_families import (
     LatentTraits,
     ModelFamily,
     family_of,
+    with_class_defaults,
 )
 from millstream_runtime.strict_json import read_strict_json
 
@@ -59,7 +62,21 @@ def read_shape_file(path: Path) -> ModelShape:
         raise ConfigError(f"{path}: not a JSON file in UTF-8.") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}.") from None
-    return read_shape(values, str(path))
+    shape = read_shape(values, str(path))
+    text = values.get("text_config")
+    if unread := unread_fields({**values, **text} if isinstance(text, Mapping) else values, shape.family):
+        raise ConfigError(f"{path}: {problem_with_unread(unread)}")
+    return shape
+
+
+def has_tower(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a model with a vision tower.
+
+    Older folders of Qwen's have the fields of their language model outside of any `text_config`.
+    """
+    names = config.get("architectures")
+    named = names if isinstance(names, list) else []
+    return "text_config" in config or any(isinstance(name, str) and name in WITH_VISION for name in named)
 
 
 def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelShape:
@@ -82,6 +99,10 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
             f"{source}: model_type is {repr(model_type[:60]) if model_type else 'missing'}; "
             f"the catalogue knows {', '.join(family.model_type for family in FAMILIES)}."
         )
+    fields = ConfigFields(with_class_defaults(values, family), source)
+    kind = unserved_rope_type(fields.values, family.model_type, has_tower=has_tower(config))
+    if kind is not None:
+        raise UnsupportedModelError(f"{source}: rope_type is {kind[:60]!r}, which no runtime of this version computes.")
     quantization = read_quantization(config, source) or read_quantization(values, source)
     dtype = fields.text("dtype") or fields.text("torch_dtype")
     shape = replace(

@@ -47,7 +47,7 @@ class Children:
 
         Raises:
             ApiError, ApiUnreachable: an error that a retry may not meet again.
-            RetryLater: a child of a deleted owner of the same name is still being deleted.
+            RetryLater: a stranger's object of the same name is still being deleted.
         """
         for manifest in map(with_digest, wanted):
             try:
@@ -87,7 +87,9 @@ class Children:
             self._foreign.add(place)
             if (waits := _waits_for_finalizers(kind.kind, live)) is not None:
                 return waits
-            if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
+            if _belonged_to_namesake(live, owner):
+                return _waits_for_collector(kind.kind, live)
+            if live["metadata"].get("deletionTimestamp"):
                 raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
             return _name_conflict(kind.kind, live)
         if live is not None and not self._last_applied.needs_apply(live, wanted):
@@ -152,6 +154,16 @@ def _waits_for_finalizers(kind: str, live: Manifest) -> Diagnosis | None:
         f"The name of {kind} {metadata['name']} is taken by an object that is being deleted since "
         f"{metadata['deletionTimestamp']} and waits for its finalizers: {finalizers}.",
         "If it stays, look for the controller that removes them, or choose another metadata.name.",
+    )
+
+
+def _waits_for_collector(kind: str, live: Manifest) -> Diagnosis:
+    """Its deletion is an event of the watch, which begins the next turn."""
+    return Diagnosis(
+        Reason.STARTING,
+        f"The name of {kind} {live['metadata']['name']} is taken by that of a deleted LLMDeployment of the same name, "
+        "which waits to be deleted by the garbage collector.",
+        "That takes minutes where much is deleted at once. If it stays, look whether kube-controller-manager runs.",
     )
 
 

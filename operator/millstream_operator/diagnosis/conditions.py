@@ -31,9 +31,11 @@ API_KEYS_INVALID = "APIKeysInvalid"
 REPLICAS_BLOCKED = "ReplicasBlocked"
 STATUS_INCOMPLETE = "StatusIncomplete"
 ROLLOUT_BLOCKED = "RolloutBlocked"
+INSUFFICIENT_EVIDENCE = "InsufficientEvidence"  # of a staged shift of traffic
 UNKNOWN_FIELDS = "UnknownFields"
 BUDGET_EXCEEDED = "BudgetExceeded"
 INSUFFICIENT_REPLICAS = "InsufficientReplicas"
+BELOW_PLAN = "BelowPlan"
 
 
 @dataclass(frozen=True, slots=True)

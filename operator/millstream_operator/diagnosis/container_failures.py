@@ -27,6 +27,8 @@ from millstream_operator.diagnosis.pod_facts import (
     warmup_budget_seconds,
 )
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.rendering.api_keys import VOLUME as API_KEYS
+from millstream_operator.rendering.names import FETCH_CONTAINER, RUNTIME_CONTAINER
 from millstream_runtime.errors import FailureReason
 
 PULL_FAILURES = frozenset(
@@ -34,6 +36,7 @@ PULL_FAILURES = frozenset(
 )
 CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 FETCH_MEMORY_FIX = "Raise podTemplate.spec.initContainers[fetch-model].resources.limits.memory."
+KINDS = ("initContainers", "containers")
 KILLED = (137, 143)  # 128 + SIGKILL, 128 + SIGTERM
 # The runtime's own reasons. Another one, of a newer runtime, is a crash whose sentence is passed on.
 RUNTIME_REASONS = frozenset(reason for reason in Reason if reason.value in {one.value for one in FailureReason})
@@ -47,7 +50,7 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
     `plan` is the pinned `status.plan`; `phase` is where the warm-up was seen last, or None.
     """
     for one in pod.get("status", {}).get("initContainerStatuses") or []:
-        if (found := container_waits(one)) is not None:
+        if is_own(one, RUNTIME_CONTAINER) and (found := container_waits(one)) is not None:
             return found
     if (found := _fetch_ended(fetch_status(pod)) or _draft_fetch_ended(pod, plan)) is not None:
         return found
@@ -55,14 +58,59 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
     if (found := container_waits(container, runtime_container(pod).get("image", ""))) is not None:
         return found
     ended = _ended(container)
-    return _runtime_ended(ended, pod, plan, phase) if ended else None
+    if ended and (found := _runtime_ended(ended, pod, plan, phase)) is not None:
+        return found
+    return diagnose_added_containers(pod, RUNTIME_CONTAINER)
 
 
-def container_waits(container: Mapping[str, Any], image: str = "") -> Diagnosis | None:
-    """Return why a container is not created: its image, or what its configuration names."""
+def is_own(container: Mapping[str, Any], main: str) -> bool:
+    """Return whether the operator rendered it: the container `main` of the pod, or a download before it."""
+    name = str(container.get("name", "?"))
+    return name == main or name.endswith(FETCH_CONTAINER)
+
+
+def diagnose_added_containers(pod: Pod, main: str) -> Diagnosis | None:
+    """Return why a container that another party added to the pod does not run, in the order in which they run.
+
+    A webhook of a mesh adds such ones. `main`: the name of our own. What runs now, or ended well, keeps no pod from
+    serving.
+    """
+    status, spec = pod.get("status", {}), pod.get("spec", {})
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    images = {one.get("name"): str(one.get("image", "")) for kind in KINDS for one in spec.get(kind) or ()}
+    for container in statuses:
+        name = str(container.get("name", "?"))
+        if is_own(container, main):
+            continue
+        if (found := container_waits(container, images.get(name, ""), name)) or (found := _crashed(container, name)):
+            return found
+    return None
+
+
+def _crashed(container: Mapping[str, Any], name: str) -> Diagnosis | None:
+    state = container.get("state", {})
+    waits = state.get("waiting", {}).get("reason") == "CrashLoopBackOff"
+    ended = _ended(container) if waits else state.get("terminated") or {}
+    if not waits and ended.get("exitCode", 0) == 0:
+        return None
+    how = f"ended with exit code {ended['exitCode']}" if "exitCode" in ended else "ended"
+    again, flag = (" and is started again later", " --previous") if waits else ("", "")
+    return Diagnosis(
+        Reason.CONTAINER_CRASHED,
+        f"The container {name}, which is not the operator's, {how}{again}. Its log says why: kubectl logs POD -c "
+        f"{name}{flag}.",
+    )
+
+
+def container_waits(container: Mapping[str, Any], image: str = "", added: str = "") -> Diagnosis | None:
+    """Return why a container is not created: its image, or what its configuration names.
+
+    `added`: the name of one that is not the operator's, which the sentence of its image then has.
+    """
     waiting = container.get("state", {}).get("waiting", {})
     if waiting.get("reason") in PULL_FAILURES:
-        return _image_pull(image or container.get("image", "?"), waiting.get("message") or "")
+        of_added = f" of the container {added}" if added else ""
+        return _image_pull(f"{image or container.get('image', '?')}{of_added}", waiting.get("message") or "")
     if waiting.get("reason") in CONFIG_FAILURES:
         said = waiting.get("message") or waiting["reason"]
         return Diagnosis(
@@ -115,7 +163,7 @@ def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], 
     if code != 0 and (report := runtime_report(ended.get("message", ""))):
         if report.reason is Reason.OUT_OF_MEMORY:
             return Diagnosis(report.reason, sentence(f"{report.message} {planned_memory(plan)}"))
-        return report
+        return _with_the_secret(report, pod) if report.reason is Reason.API_KEYS_INVALID else report
     if ended.get("reason") == "OOMKilled":
         return _killed_for_memory(pod, plan)
     if _was_too_slow(ended, pod):
@@ -125,6 +173,17 @@ def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], 
     last_words = str(ended.get("message") or "").strip().splitlines()
     said = f": {last_words[-1]}" if last_words else ". Its log says why: kubectl logs POD -c runtime --previous"
     return Diagnosis(Reason.RUNTIME_CRASHED, sentence(f"The runtime ended with exit code {code}{said}"))
+
+
+def _with_the_secret(report: Diagnosis, pod: Pod) -> Diagnosis:
+    """Return the report with the Secret and the key that its file comes from; an older runtime names a path alone."""
+    volumes = {volume.get("name"): volume for volume in pod.get("spec", {}).get("volumes") or ()}
+    secret = volumes.get(API_KEYS, {}).get("secret") or {}
+    keys = [str(item.get("key")) for item in secret.get("items") or ()]
+    if not keys or not secret.get("secretName") or f"Secret {secret['secretName']} " in report.detail:
+        return report
+    named = f"The key {keys[0]} of the Secret {secret['secretName']} (auth.apiKeysSecretRef)"
+    return replace(report, detail=sentence(f"{named} cannot be used, or does not exist: {report.detail}"))
 
 
 def _killed_for_memory(pod: Pod, plan: Mapping[str, Any]) -> Diagnosis:

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     ASKING_MODEL = "AskingModel"
     NO_REPLICA_AVAILABLE = "NoReplicaAvailable"
     SCALED_TO_ZERO = "ScaledToZero"
+    TERMINATING = "Terminating"
 
     # The spec, or the cluster's refusal of it.
     INVALID_SPEC = "InvalidSpec"
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     INFEASIBLE = "Infeasible"
     BUDGET_EXCEEDED = "BudgetExceeded"
     NAME_CONFLICT = "NameConflict"
+    ROLLOUT_PAUSED = "RolloutPaused"
     APPLY_REFUSED = "ApplyRefused"
     ADMISSION_DENIED = "AdmissionDenied"
     ADMISSION_UNAVAILABLE = "AdmissionUnavailable"
@@ -62,6 +64,7 @@ class Reason(StrEnum):
     UNSUPPORTED_BY_RUNTIME = "UnsupportedByRuntime"
     WARMUP_STALLED = "WarmupStalled"
     RUNTIME_CRASHED = "RuntimeCrashed"
+    CONTAINER_CRASHED = "ContainerCrashed"
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -72,6 +75,10 @@ class Reason(StrEnum):
     NO_ROOM = "NoRoom"
     WAITING_FOR_NODE = "WaitingForNode"
     GPUS_TAKEN = "GPUsTaken"
+
+    # What a stage of a shift of traffic lacks (of InsufficientEvidence).
+    WAITING_FOR_EVIDENCE = "WaitingForEvidence"
+    PROCEEDED_WITHOUT_EVIDENCE = "ProceededWithoutEvidence"
 
     # The companions of the model (of Autoscaled and Monitored).
     AUTOSCALING = "Autoscaling"
@@ -95,8 +102,14 @@ class Reason(StrEnum):
     # The status itself.
     STATUS_REFUSED = "StatusRefused"
 
+    # Another release manages the object (of an Event).
+    MANAGED_BY_ANOTHER = "ManagedByAnother"
+
     # The spec asks for more, or for less, than it says elsewhere.
     LOAD_NEEDS_MORE_REPLICAS = "LoadNeedsMoreReplicas"
+
+    # A pod measured less than its plan promised.
+    KV_CACHE_BELOW_PLAN = "KVCacheBelowPlan"
 
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
@@ -110,6 +123,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.INFEASIBLE,
         Reason.BUDGET_EXCEEDED,
         Reason.NAME_CONFLICT,
+        Reason.ROLLOUT_PAUSED,
         Reason.APPLY_REFUSED,
         Reason.ADMISSION_DENIED,
         Reason.CONTAINER_CONFIG_INVALID,

@@ -26,6 +26,11 @@ _ITEM = re.compile(r"(\d+) (.+)")
 _INSUFFICIENT = re.compile(r"Insufficient (\S+)")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)"')
 _PLAIN = {"cpu": "CPU", "ephemeral-storage": "ephemeral storage"}
+# The scheduler's words are the same for GPUs that are taken and for GPUs that no node has: the inventory tells.
+NO_GPU_NODE = (
+    f"No node of the cluster offers {GPU_RESOURCE}: install NVIDIA's device plugin where nodes have GPUs, add such "
+    "nodes, or set accelerator.type: CPU."
+)
 
 # What a plugin says of a node -> what follows "2" in our sentence.
 _OF_NODES: tuple[tuple[str, str], ...] = (

@@ -16,7 +16,9 @@ from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 
 METHODS = ("None", "FP8", "INT8", "AWQ")
-HEADER = ("", "plan", "replicas", "$/month", "$/M tokens", "TTFT ms", "ITL ms", "tokens/s")
+HEADER = ("", "plan", "replicas", "$/month", "$/M tokens", "TTFT ms", "at once", "ITL ms", "tokens/s")
+
+AT_ONCE = "  at once: requests of usual length that run together; ITL and tokens/s are predicted for that number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ def comparison_table(rows: list[Row], style: Style) -> str:
         cells.append([row.name, *_numbers(row.plan)])
     lines = columns(cells)
     lines[0] = style.bold(lines[0])
+    if len(cells) > 1:
+        lines += ["", AT_ONCE]
     if notes:
         lines += ["", style.bold("  infeasible"), *columns(notes, indent=4)]
     return "\n".join(line.rstrip() for line in lines)
@@ -60,6 +64,7 @@ def _numbers(plan: Plan) -> list[str]:
         f"{cost.monthly_usd:,}" if cost else "-",
         dollars(per_million) if per_million is not None else "-",
         str(predicted.ttft_milliseconds) if predicted else "-",
+        str(predicted.concurrent_sequences) if predicted else "-",
         f"{predicted.itl_microseconds / 1000:.1f}" if predicted else "-",
         str(predicted.tokens_per_second) if predicted else "-",
     ]

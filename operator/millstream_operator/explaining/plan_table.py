@@ -5,14 +5,16 @@ from __future__ import annotations
 import textwrap
 
 from millstream_operator.api.optimization import HEAD_METHODS
+from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.explaining.text import Style, bar, columns, dollars, gigabytes
+from millstream_operator.planning.choices.cpu_dtype import WIDEST
 from millstream_operator.planning.fixes.patch import kubectl_patch
 from millstream_operator.planning.plan import Infeasible, Plan, Rejected
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 
-WIDTH = 118
 MAX_REJECTED_SHOWN = 8
+LEAST_PROSE = 40  # characters
 DRAFT_KEY = "draftWeightsBytes"
 LEDGER_NAMES = {
     "weightsBytes": "weights",
@@ -36,16 +38,16 @@ def plan_table(
     """
     lines = [style.bold(f"{name}: {found.summary}"), ""]
     if isinstance(found, Infeasible):
-        lines += _wrapped(found.message) + _fixes(name, namespace, found, style)
+        lines += _wrapped(found.message, style) + _fixes(name, namespace, found, style)
     else:
         lines += _facts(found, style, calibration)
         if found.memory is not None:
             lines += ["", *ledger_lines(found, found.memory, style)]
         reasons = [[reason.field, reason.reason] for reason in found.reasons]
-        lines += ["", style.bold("  why"), *_columns_wrapped(reasons)]
+        lines += ["", style.bold("  why"), *_columns_wrapped(reasons, style)]
     lines += _rejected(found.rejected, style)
     if isinstance(found, Plan) and (missing := refusal(found.requires)) is not None:
-        lines += ["", *_wrapped(f"Not applicable yet. {missing}")]
+        lines += ["", *_wrapped(f"Not applicable yet. {missing}", style)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -79,7 +81,8 @@ def _facts(plan: Plan, style: Style, calibration: str | None) -> list[str]:
     limits = [f"{key} {value}" for key, value in engine.as_dict().items()]
     rows.append(["engine", dot.join(limit for limit in limits if limit.startswith("max"))])
     rows.append(["", dot.join(limit for limit in limits if not limit.startswith("max"))])
-    weights, kv_cache = (_format(method, plan.dtype) for method in (plan.quantization, plan.kv_cache))
+    of_keys = plan.dtype if plan.accelerator is AcceleratorType.GPU else WIDEST
+    weights, kv_cache = _format(plan.quantization, plan.dtype), _format(plan.kv_cache, of_keys)
     rows.append(["formats", f"weights {weights}{dot}KV cache {kv_cache}"])
     speculation = plan.speculation
     if speculation.method != "Disabled":
@@ -103,7 +106,7 @@ def _facts(plan: Plan, style: Style, calibration: str | None) -> list[str]:
 
 
 def _format(method: str, dtype: str | None) -> str:
-    """What is not quantised has the dtype that the runtime computes in."""
+    """What is not quantised has the dtype that the runtime holds it in."""
     return (dtype or "as the checkpoint says") if method == "None" else method
 
 
@@ -128,22 +131,22 @@ def _rejected(rejected: tuple[Rejected, ...], style: Style) -> list[str]:
     if not rejected:
         return []
     rows = [[line.summary, line.reason] for line in rejected[:MAX_REJECTED_SHOWN]]
-    lines = ["", style.bold("  rejected"), *_columns_wrapped(rows)]
+    lines = ["", style.bold("  rejected"), *_columns_wrapped(rows, style)]
     if len(rejected) > MAX_REJECTED_SHOWN:
         lines.append(f"    and {len(rejected) - MAX_REJECTED_SHOWN} more: -o json shows them")
     return lines
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+def _wrapped(text: str, style: Style) -> list[str]:
+    return textwrap.wrap(text, style.width, initial_indent="  ", subsequent_indent="  ")
 
 
-def _columns_wrapped(rows: list[list[str]]) -> list[str]:
-    """Return two columns, the second of wrapped text."""
+def _columns_wrapped(rows: list[list[str]], style: Style) -> list[str]:
+    """Return two columns, the second of wrapped text, which is never narrower than LEAST_PROSE."""
     first = max(len(row[0]) for row in rows) + 2
     lines = []
     for name, prose in rows:
-        wrapped = textwrap.wrap(prose, max(40, WIDTH - first - 4)) or [""]
+        wrapped = textwrap.wrap(prose, max(LEAST_PROSE, style.width - first - 4)) or [""]
         lines.append(f"    {name:<{first}}{wrapped[0]}")
         lines += [f"    {'':<{first}}{rest}" for rest in wrapped[1:]]
     return lines

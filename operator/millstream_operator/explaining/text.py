@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BAR_WIDTH = 34
+WIDEST = 118
 BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
@@ -15,6 +16,7 @@ class Style:
 
     colour: bool = False
     unicode: bool = True
+    width: int = WIDEST  # of a line of prose, in characters
 
     def bold(self, text: str) -> str:
         return f"{BOLD}{text}{RESET}" if self.colour else text

@@ -75,6 +75,11 @@ class FactsSource(Protocol):
         ...
 
     @property
+    def lacks_gpus(self) -> bool:
+        """Whether no node offers a GPU, and no node pool with GPUs is declared; False where that is not known."""
+        ...
+
+    @property
     def stamp(self) -> int:
         """A number that changes when plans may have become outdated."""
         ...
@@ -184,6 +189,10 @@ class ClusterFacts:
         return True
 
     # Queries
+
+    @property
+    def lacks_gpus(self) -> bool:
+        return self.problem is None and self._accounts.is_empty
 
     def of(self, owner: LLMDeployment) -> Facts:
         draft = owner.spec.speculation.draft_model if owner.spec.speculation else None

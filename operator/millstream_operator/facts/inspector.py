@@ -26,7 +26,7 @@ from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.rendering.inspect_job import MODEL_FIELD, Subject, inspect_job, inspection_key
+from millstream_operator.rendering.inspect_job import MODEL_FIELD, Subject, inspect_job, inspection_key, sharing_key
 from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
 from millstream_operator.rendering.names import INSPECTION_LABEL, INSPECTOR, role_of
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -105,7 +105,8 @@ class Inspector:
         jobs = [job for job in self._inspections(owner, key) if _inspects(job) == name]
         answer = read_record(records, name)
         if answer is None:
-            answer = self._shared.answer(name, key) if not jobs else None
+            shared_name = sharing_key(owner, subject, self._image(owner))
+            answer = self._shared.answer(shared_name, key) if not jobs else None
             answer = answer or await self._ask_for_all(owner, key, subject, jobs)
             await self._apply(owner, [inspection_record(owner, name, answer)])
         await self._children.delete(owner, jobs)
@@ -124,7 +125,7 @@ class Inspector:
         self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]
     ) -> Manifest:
         """Return the answer of an own inspection, shared within the namespace; or wait for that of another owner."""
-        name = inspection_key(owner, subject)
+        name = sharing_key(owner, subject, self._image(owner))
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
             message = f"Reading the {subject.what}'s shape, for the LLMDeployment {other.name}, too: {subject}."

@@ -7,6 +7,10 @@
 
 Attempts are Jobs. A failed one stays until the next has ended, so that a restart of the operator loses neither its
 reason nor the number of attempts. Deleting it starts a new attempt at once.
+
+A container that another party added (a mesh's proxy) may keep a Job running after our own container has failed. The
+delay is then counted from the end of that container, and the Job, which holds what its pod asked for, is deleted as
+soon as the next attempt exists.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from millstream_operator.diagnosis.container_failures import (
     FETCH_MEMORY_FIX,
     KILLED,
     container_waits,
+    diagnose_added_containers,
+    is_own,
     runtime_report,
 )
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
-from millstream_operator.diagnosis.pod_facts import Pod, condition, is_terminating
+from millstream_operator.diagnosis.pod_facts import Pod, condition, is_terminating, seconds_between
 from millstream_operator.diagnosis.pod_failures import diagnose_node
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
@@ -72,7 +78,7 @@ class _Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """`seconds_ago`: None until the Job itself has failed."""
+    """`seconds_ago`: None until the Job, or its own container, is known to have failed."""
 
     problem: Diagnosis
     seconds_ago: float | None
@@ -110,7 +116,10 @@ def _waiting(
     if problem is None and earlier:
         before = _attempt_state(work, earlier[-1], pods, now)
         problem = before.problem if isinstance(before, _Failed) else None
-    return JobStep(problem=problem or work.under_way, recheck_seconds=newest.recheck_seconds, to_delete=earlier[:-1])
+    # One that a sidecar keeps running holds what its pod asked for.
+    num_kept = 1 if earlier and _has_ended(earlier[-1]) else 0
+    to_delete = earlier[: len(earlier) - num_kept]
+    return JobStep(problem=problem or work.under_way, recheck_seconds=newest.recheck_seconds, to_delete=to_delete)
 
 
 def retry_seconds(attempt: int) -> float:
@@ -137,7 +146,7 @@ def _attempt_state(work: JobWork, job: Manifest, pods: Sequence[Manifest], now: 
     """Return how one attempt ended, or its current state. Its pod has the most detail, so it comes first."""
     seconds_ago = _ended_seconds_ago(job, now)
     for pod in pods:
-        if _is_of(pod, job) and (found := _ended(work, pod, seconds_ago)) is not None:
+        if _is_of(pod, job) and (found := _ended(work, pod, seconds_ago, now)) is not None:
             return found
     reported = job.get("status", {}).get("conditions") or []
     job_conditions = {one["type"]: one for one in reported if one["status"] == "True"}
@@ -160,19 +169,29 @@ def _attempt_state(work: JobWork, job: Manifest, pods: Sequence[Manifest], now: 
     return _Pending(diagnosed)
 
 
-def _ended(work: JobWork, pod: Manifest, seconds_ago: float | None) -> _Succeeded | _Failed | None:
-    """Return the result in a pod that has ended; None while it runs."""
+def _ended(work: JobWork, pod: Manifest, seconds_ago: float | None, now: str) -> _Succeeded | _Failed | None:
+    """Return the result in a pod of which our own containers have ended; None while they run."""
+    # One that keeps running is ended by the kubelet after the others, and that is no failure of the work.
+    sidecars = {one["name"] for one in pod["spec"].get("initContainers") or () if one.get("restartPolicy") == "Always"}
     for init in pod.get("status", {}).get("initContainerStatuses") or []:
         ended = init.get("state", {}).get("terminated")
-        if ended is not None and ended.get("exitCode") != 0:
-            return _Failed(_failure(work, pod, ended, of_a_download=True), seconds_ago)
+        if ended is not None and ended.get("exitCode") != 0 and init.get("name") not in sidecars:
+            return _Failed(_failure(work, pod, ended, of_a_download=True), _since(seconds_ago, ended, now))
     ended = _container(work, pod).get("state", {}).get("terminated")
     if ended is None:
         return None
     if ended.get("exitCode") not in work.exit_codes:
-        return _Failed(_failure(work, pod, ended), seconds_ago)
+        return _Failed(_failure(work, pod, ended), _since(seconds_ago, ended, now))
     answer = work.read(ended.get("message", ""))
-    return _Failed(answer, seconds_ago) if isinstance(answer, Diagnosis) else _Succeeded(answer)
+    return _Failed(answer, _since(seconds_ago, ended, now)) if isinstance(answer, Diagnosis) else _Succeeded(answer)
+
+
+def _since(seconds_ago: float | None, ended: Mapping[str, Any], now: str) -> float | None:
+    """Return the seconds since the Job ended, or else since its own container did, by its node's clock and ours."""
+    if seconds_ago is not None:
+        return seconds_ago
+    seconds = seconds_between(ended.get("finishedAt"), now)
+    return max(0.0, seconds) if seconds is not None else None
 
 
 def _failure(work: JobWork, pod: Pod, ended: Mapping[str, Any], *, of_a_download: bool = False) -> Diagnosis:
@@ -208,9 +227,14 @@ def _blocker(work: JobWork, pod: Pod) -> Diagnosis | None:
         return found
     spec = pod.get("spec", {})
     images = {one.get("name"): str(one.get("image", "")) for kind in CONTAINERS for one in spec.get(kind) or ()}
-    statuses = [*(pod.get("status", {}).get("initContainerStatuses") or ()), _container(work, pod)]
+    downloads = pod.get("status", {}).get("initContainerStatuses") or ()
+    init = [one for one in downloads if is_own(one, work.container)]
+    statuses = [*init, _container(work, pod)]
     waiting = (container_waits(one, images.get(one.get("name"), "")) for one in statuses)
-    return next((one for one in waiting if one is not None), None)
+    if (found := next((one for one in waiting if one is not None), None)) is not None:
+        return found
+    is_running = "running" in _container(work, pod).get("state", {})
+    return None if is_running else diagnose_added_containers(pod, work.container)
 
 
 def _container(work: JobWork, pod: Pod) -> Manifest:
@@ -231,6 +255,11 @@ def _ended_seconds_ago(job: Manifest, now: str) -> float | None:
         if found.get("status") == "True":
             return max(0.0, (_time(now) - _time(found.get("lastTransitionTime", now))).total_seconds())
     return None
+
+
+def _has_ended(job: Manifest) -> bool:
+    reported = job.get("status", {}).get("conditions") or ()
+    return any(conditions.find(reported, kind).get("status") == "True" for kind in ("Failed", "Complete"))
 
 
 def _created(manifest: Manifest) -> datetime.datetime:

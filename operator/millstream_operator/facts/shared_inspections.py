@@ -4,8 +4,9 @@
 
 Answers are kept in memory for minutes only: a branch of a repository moves, and a spec that is applied tomorrow must
 get tomorrow's commit. Nothing is lost with the process: an LLMDeployment without a record then inspects by itself.
-Sharing stops at the namespace, because tokens and claims belong to it. If the inspecting one fails or goes silent, the
-next one inspects: its token may be valid.
+Sharing stops at the namespace, because tokens and claims belong to it, and at another image, environment, token or
+pull Secret (`sharing_key`): the author of one object must not choose the commit that another one serves. If the
+inspecting one fails or goes silent, the next one inspects: its token may be valid.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SharedInspections:
 
     def __init__(self, wake: Callable[[OwnerKey], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._wake, self._clock = wake, clock
-        self._inspections: dict[tuple[str, str], _Inspection] = {}  # by namespace and inspection key
+        self._inspections: dict[tuple[str, str], _Inspection] = {}  # by namespace and sharing key
 
     def answer(self, name: str, me: OwnerKey) -> Manifest | None:
         """Return a recent answer of another LLMDeployment. One that lost its own record inspects again."""

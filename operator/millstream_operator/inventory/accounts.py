@@ -45,6 +45,11 @@ class GpuAccounts:
 
     # Nodes and the catalogue
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no node has GPUs, and no declared pool may bring any."""
+        return not self._nodes and not self._pools
+
     def put_node(self, name: str, node: GpuNode | None) -> None:
         """Set a node's state; None: it is gone, or has no GPUs."""
         before = self._nodes.get(name)

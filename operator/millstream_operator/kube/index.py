@@ -69,6 +69,16 @@ def _is_ours(reference: Manifest) -> bool:
     return any(owner.group == group and owner.kind == reference.get("kind") for owner in OWNERS)
 
 
+def _slim_metadata(manifest: Manifest) -> Manifest:
+    """Return the metadata without the managed fields, but for who paused what is paused: a status names the hand."""
+    slim = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    if (manifest.get("spec") or {}).get("paused"):
+        entries = manifest["metadata"].get("managedFields") or ()
+        hands = [one for one in entries if "f:paused" in ((one.get("fieldsV1") or {}).get("f:spec") or {})]
+        slim["managedFields"] = [{"manager": one.get("manager", "")} for one in hands]
+    return slim
+
+
 class Index:
     """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
@@ -94,9 +104,7 @@ class Index:
         if known is not None:
             self._unlink(kind, key, known)
         self._on_newer(kind, manifest)
-        slim = self._interner.copy(
-            {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
-        )
+        slim = self._interner.copy({**manifest, "metadata": _slim_metadata(manifest)})
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
         self._on_change(kind, slim)

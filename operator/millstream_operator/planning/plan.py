@@ -45,6 +45,7 @@ class EnginePlan:
     gpu_memory_utilization_percent: int | None
     prefix_caching: bool = True
     hybrid_kv_cache_manager: bool | None = None
+    dtype: str | None = None  # as `spec.engine.dtype` asks
 
     def as_dict(self) -> dict[str, int | str]:
         engine = {
@@ -54,6 +55,7 @@ class EnginePlan:
             "gpuMemoryUtilizationPercent": self.gpu_memory_utilization_percent,
             "prefixCaching": "Enabled" if self.prefix_caching else "Disabled",
             "hybridKvCacheManager": {True: "Enabled", False: "Disabled", None: None}[self.hybrid_kv_cache_manager],
+            "dtype": self.dtype,
         }
         return {name: value for name, value in engine.items() if value is not None}
 
@@ -187,6 +189,8 @@ class Plan:
     kv_cache: str = "None"
     asked_quantization: str | None = None  # of a checkpoint that was not inspected, or is rounded while it is loaded
     dtype: str | None = None  # of what is not quantised, for people alone: it is not stored. None: not known
+    # Tokens of one request that the KV pool must have room for, or a pod ends its boot. None: the runtime decides.
+    planned_model_len_tokens: int | None = None
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None
     predicted: Prediction | None = None

@@ -5,7 +5,7 @@
 
 The same functions serve the operator and the command line on a laptop, so they read their arguments and nothing else:
 no cluster, no files, no clock. The objective: the fewest GPUs per replica whose KV pool holds four requests of full
-length (or meets load and latency, where given), then the cheapest.
+length (or meets load and latency, where given); of the products that have them, the cheapest.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from millstream_operator.planning.choices.placement_reasons import (
 )
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.rounded_weights import as_loaded
+from millstream_operator.planning.choices.smaller_defaults import choose_with_defaults
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.choices.waiting import search_in_order
-from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.facts import EVERYTHING, Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.left_out_nodes import plain_reasons, reasons, verdicts, with_sentences
 from millstream_operator.planning.made_model import as_four_bit, as_made, asked_method, made_problem
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
-from millstream_operator.planning.requires import refusal, usable_draft_shape
+from millstream_operator.planning.requires import INVENTORY, refusal, usable_draft_shape
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.cpu_memory import CpuMemory, shortest_length
+from millstream_operator.planning.sizing.cpu_memory import CpuMemory, planned_length, shortest_length
 from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec
 from millstream_operator.planning.unknown_inventory import (
     FITS_ANYWHERE,
@@ -83,7 +84,8 @@ def decide(
     if on_cpu:
         return _decide_cpu(deployment, defaults, facts, explain=explain)
     draft = usable_draft_shape(spec, facts) if facts.draft_is_inspected else None
-    if draft is not None and (problem := gpu_draft_problem(spec, draft, facts.runtime.online_quantization_methods)):
+    online, target = facts.runtime.online_quantization_methods, as_loaded(spec, shape, facts.runtime)
+    if draft is not None and (problem := gpu_draft_problem(spec, target, draft, online)) is not None:
         infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image
@@ -114,14 +116,26 @@ def _decide_without_gpus(
         if (too_long := length_problem(spec, shape)) is not None:
             infeasible = Infeasible(Stage.MEMORY.constraint, _sentence(too_long), input_hash(deployment))
             return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
-        return plan_from_spec(deployment, defaults, facts)
-    search = functools.partial(_search, deployment, replace(resolve_spec(spec, shape), products=()), explain=False)
-    if fits_any_gpu(search, facts):
-        blind = plan_from_spec(deployment, defaults, facts)
-        others = (reason for reason in blind.reasons if reason.field != FITS_ANYWHERE.field)
-        return replace(blind, reasons=(FITS_ANYWHERE, *others))
+    resolved = replace(resolve_spec(spec, shape), products=())
+    blind = _planned_blindly(deployment, defaults, facts, resolved)
+    if blind is not None and (INVENTORY not in blind.requires or not left_out):
+        return blind
+    search = functools.partial(_search, deployment, resolved, explain=False)
     infeasible = refused(deployment, facts, verdicts(left_out, facts, search))
     return _with_fixes(infeasible, deployment, defaults, facts) if left_out else infeasible
+
+
+def _planned_blindly(
+    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, resolved: ResolvedSpec
+) -> Plan | None:
+    """The plan from the spec alone, where it counts the GPUs or one of any product is enough; None otherwise."""
+    if counts_gpus(deployment.spec):
+        return plan_from_spec(deployment, defaults, facts)
+    if not fits_any_gpu(functools.partial(_place, deployment, resolved, explain=False), facts):
+        return None
+    blind = plan_from_spec(deployment, defaults, facts)
+    others = (reason for reason in blind.reasons if reason.field != FITS_ANYWHERE.field)
+    return replace(blind, reasons=(FITS_ANYWHERE, *others))
 
 
 def _decide_on_gpus(
@@ -131,9 +145,12 @@ def _decide_on_gpus(
     spec, shape = deployment.spec, facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
     speculation, resolved = choose_speculation(spec, facts.choosable), resolve_spec(spec, shape)
-    search, machines = functools.partial(_search, deployment, resolved), absent_machines(facts, spec)
+    machines = absent_machines(facts, spec)
     may_come = (machines, waits_for_machines(facts, machines)) if machines is not None else None
-    found = search_in_order(search, facts, may_come, explain=explain)
+    search = functools.partial(_search, deployment, resolved)
+    found = search_in_order(functools.partial(search, may_shorten=False), facts, may_come, explain=explain)
+    if isinstance(found.choice, NoPlacement):
+        found = search_in_order(search, facts, may_come, explain=explain)
     choice, without = found.choice, functools.partial(search, explain=False)
     if isinstance(choice, NoPlacement):
         infeasible = Infeasible(
@@ -142,8 +159,16 @@ def _decide_on_gpus(
             input_hash(deployment),
             choice.rejected,
         )
-        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
-    planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
+        if not explain:
+            return infeasible
+        explained = _with_fixes(infeasible, deployment, defaults, facts)
+        return explained if explained.fixes else _beyond_the_runtime(explained, deployment, defaults, facts)
+    planned = _planned(deployment, defaults, facts, choice, speculation)
+    if explain and (resolved.pipeline or 1) > facts.choosable.max_pipeline_parallel_size:
+        words = refusal(planned.requires) or ""
+        asked = Infeasible(Stage.PARALLELISM.constraint, words, input_hash(deployment))
+        if (explained := _with_fixes(asked, deployment, defaults, facts)).fixes:
+            return explained
     if explain and may_advise(resolved, shape):
         four_bits = without(replace(found.facts, shape=as_four_bit(shape)))
         advised = with_four_bits(planned.rejected, choice.best, four_bits, facts.runtime)
@@ -161,17 +186,50 @@ def _with_fixes(found: Infeasible, deployment: LLMDeployment, defaults: PlanDefa
         return decide(changed, defaults, known, explain=False)
 
     nearest = nearest_fixes(deployment, facts, found.constraint, replan)
-    if not nearest.unsupported:
+    unsupported = [plan for plan in nearest.unsupported if INVENTORY not in plan.requires]  # that is no lack of it
+    if not unsupported:
         return replace(found, fixes=nearest.fixes)
-    plans, requires = " or ".join(plan.summary for plan in nearest.unsupported), nearest.unsupported[0].requires
+    plans, requires = " or ".join(plan.summary for plan in unsupported), unsupported[0].requires
     lacking = f"{found.message} It would fit as {plans}. {refusal(requires)}"
     return replace(found, message=lacking, requires=requires)
 
 
+def _beyond_the_runtime(
+    found: Infeasible, deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts
+) -> Plan | Infeasible:
+    """What a later runtime could do where nothing helps this one: a plan with `requires`, to look at."""
+    limits = facts.choosable
+    choosable = replace(
+        limits,
+        max_tensor_parallel_size=max(limits.max_tensor_parallel_size, EVERYTHING.max_tensor_parallel_size),
+        max_pipeline_parallel_size=max(limits.max_pipeline_parallel_size, EVERYTHING.max_pipeline_parallel_size),
+    )
+    if choosable == limits:
+        return found
+    later = decide(deployment, defaults, replace(facts, choosable=choosable))
+    return later if isinstance(later, Plan) or later.requires else found
+
+
 def _search(
+    deployment: LLMDeployment, resolved: ResolvedSpec, facts: Facts, explain: bool = True, *, may_shorten: bool = True
+) -> Choice | NoPlacement:
+    """The best placement for a spec on an inventory, with smaller defaults where these help."""
+    question = _question(deployment, resolved, facts)
+    if isinstance(question, NoPlacement):
+        return question
+    return choose_with_defaults(question, may_shorten=may_shorten, explain=explain)
+
+
+def _place(
     deployment: LLMDeployment, resolved: ResolvedSpec, facts: Facts, explain: bool = True
 ) -> Choice | NoPlacement:
-    """The best placement for a spec on an inventory."""
+    """The best placement on an inventory with these defaults."""
+    question = _question(deployment, resolved, facts)
+    return question if isinstance(question, NoPlacement) else choose_placement((question,), explain=explain)
+
+
+def _question(deployment: LLMDeployment, resolved: ResolvedSpec, facts: Facts) -> Question | NoPlacement:
+    """What placements are judged by, or what is wrong before there is any."""
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
     assert inventory is not None  # noqa: S101
@@ -184,33 +242,32 @@ def _search(
     kinds = tuple(kind for kind in inventory.kinds if not names or kind.part.name in names)
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
     draft_method = draft.quantization_method.value if draft and draft.quantization_method else "Auto"
-    return choose_placement(
-        Question(
-            resolved=resolved,
-            shape=as_loaded(deployment.spec, shape, facts.runtime),
-            formats=choose_formats(resolved, shape, facts.choosable, facts.runtime),
-            speculation=choose_speculation(deployment.spec, facts.choosable).plan,
-            draft_shape=facts.draft_shape,
-            draft_method=None if draft_method == "Auto" else draft_method,
-            inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
-            calibration=facts.calibration,
-            is_grouped=bool(is_grouped(deployment.spec, facts.runtime)),
-            only_free=facts.capacity is not None and facts.capacity.kinds != inventory.kinds,
-        ),
-        explain=explain,
+    return Question(
+        resolved=resolved,
+        shape=as_loaded(deployment.spec, shape, facts.runtime),
+        formats=choose_formats(resolved, shape, facts.choosable, facts.runtime),
+        speculation=choose_speculation(deployment.spec, facts.choosable).plan,
+        draft_shape=facts.draft_shape,
+        draft_method=None if draft_method == "Auto" else draft_method,
+        inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
+        max_tensor=facts.choosable.max_tensor_parallel_size,
+        max_pipeline=facts.choosable.max_pipeline_parallel_size,
+        calibration=facts.calibration,
+        is_grouped=bool(is_grouped(deployment.spec, facts.runtime)),
+        only_free=facts.capacity is not None and facts.capacity.kinds != inventory.kinds,
     )
 
 
 def _planned(
     deployment: LLMDeployment,
-    resolved: ResolvedSpec,
     defaults: PlanDefaults,
     facts: Facts,
     choice: Choice,
     speculation: SpeculationChoice,
 ) -> Plan:
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
-    best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
+    best, resolved = choice.best, choice.resolved
+    candidate, part = best.candidate, best.candidate.stock.part
     assert facts.shape is not None  # noqa: S101 - `decide` asked
     found = choose_formats(resolved, facts.shape, facts.choosable, facts.runtime)
     blind = plan_from_spec(deployment, defaults, facts)
@@ -237,11 +294,11 @@ def _planned(
         rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
         reasons=(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
-            *placement_reasons(best, resolved, deployment.spec.replicas),
+            *placement_reasons(best, choice.rejected, resolved, deployment.spec.replicas),
             *rate_reasons(best),
             *calibration_reasons(best, facts.calibration),
             *found.reasons,
-            *engine_reasons(resolved.reasons, best, blind),
+            *engine_reasons(resolved, best),
             speculation.reason,
             resources_reason,
             *facts.unknown,
@@ -291,7 +348,11 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
         pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
         replicas = deployment.spec.replicas
         return replace(
-            blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
+            blind,
+            replicas=replicas,
+            memory=memory.ledger,
+            planned_model_len_tokens=planned_length(deployment.spec, shape, memory),
+            reasons=(*blind.reasons, PlanReason("memory", pool)),
         )
     missing_bytes = memory.limit_for(length) - memory.ledger.usable_bytes
     tokens, weights = max(0, memory.kv_cache_tokens), _weights_in_words(shape)
@@ -306,7 +367,7 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
 
 
 def _weights_in_words(shape: ModelShape) -> str:
-    return "float32 weights" if shape.quantization is None else f"{shape.quantization.method} weights"
+    return f"{shape.dtype if shape.quantization is None else shape.quantization.method} weights"
 
 
 def _of_draft(memory: CpuMemory, draft: ModelShape | None) -> str:

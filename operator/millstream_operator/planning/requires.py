@@ -13,16 +13,19 @@ from millstream_operator.api.optimization import HEAD_METHODS, AcceptanceRule, D
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.cpu_dtype import draft_as_held, missing_dtype
 from millstream_operator.planning.choices.kv_layout import TABLE_PER_GROUP
 from millstream_operator.planning.choices.quantization import NEEDS_QUANTIZED_CHECKPOINT
 from millstream_operator.planning.choices.rounded_weights import is_judged
 from millstream_operator.planning.facts import Facts
 from millstream_runtime.config import Capabilities
 
+INVENTORY = "inventory"
 _MEANINGS = {
     "modelFamily": "models of family {}",
     "source": "a model from {}",
     "quantization": "{} weights",
+    "dtype": "weights in {} on a CPU (leave engine.dtype out)",
     "kvCache": "a KV cache in {}",
     "kvLayout": "a KV cache with a {} for layers with a sliding window",
     "speculation": "speculation by {}",
@@ -34,7 +37,7 @@ _MEANINGS = {
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
     "checkpointFormat": "reading {} of this checkpoint",
     "quantizedCheckpoint": "a quantized checkpoint (name one as model.source, or set quantization.calibration)",
-    "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
+    INVENTORY: "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
     "cpuPrediction": "predictions for a CPU, without which objectives cannot be kept",
     "modelShape": "knowing the model's config.json, without which objectives, budget and load cannot be kept",
     "configMapRef": "reading model.configMapRef",
@@ -95,8 +98,10 @@ def usable_draft(spec: LLMDeploymentSpec, runtime: Capabilities) -> ModelSource 
 
 
 def usable_draft_shape(spec: LLMDeploymentSpec, facts: Facts) -> ModelShape | None:
-    """Return the shape of the draft model that the pods load; None where there is none, or it is not known."""
-    return facts.draft_shape if usable_draft(spec, facts.runtime) is not None else None
+    """Return the shape of the draft model as the pods hold it; None where there is none, or it is not known."""
+    if facts.draft_shape is None or usable_draft(spec, facts.runtime) is None:
+        return None
+    return draft_as_held(spec, facts.shape, facts.draft_shape, facts.runtime)
 
 
 def _speculation_methods(spec: LLMDeploymentSpec, runtime: Capabilities) -> frozenset[str]:
@@ -132,6 +137,8 @@ def requirements(
         TABLE_PER_GROUP not in runtime.kv_layouts
     ):
         found.append(f"kvLayout={TABLE_PER_GROUP}")
+    if (dtype := missing_dtype(deployment.spec, runtime)) is not None:
+        found.append(f"dtype={dtype}")
     found += missing_for_speculation(deployment.spec, runtime, speculation)
     found += _missing_for_draft(draft, runtime, on_cpu=on_cpu) if draft is not None else ()
     if tensor > runtime.max_tensor_parallel_size:
@@ -210,7 +217,7 @@ def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
     workload = spec.workload or Workload()
     numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
     if spec.objectives is not None or spec.budget is not None or any(number is not None for number in numbers):
-        found.append("inventory" if facts.inventory is None else "modelShape")
+        found.append(INVENTORY if facts.inventory is None else "modelShape")
     if spec.model.config_map_ref is not None and facts.shape is None:
         found.append("configMapRef")
     return tuple(found)

@@ -44,6 +44,10 @@ class ResolvedSpec:
     max_monthly_usd: int | None
     budget_is_enforced: bool
     replicas: int
+    fewest_autoscaled: int = 0  # autoscaling.minReplicas: the budget must pay for them, however low the load is
+    max_model_len_is_given: bool = False
+    utilization_is_given: bool = False
+    kv_pool_requests: int = KV_POOL_REQUESTS  # requests of full length that the KV pool must hold by default
     reasons: tuple[PlanReason, ...]
 
     @property
@@ -54,7 +58,7 @@ class ResolvedSpec:
     def kv_floor_requests(self) -> tuple[tuple[int, int], ...]:
         """What the KV pool of a replica must hold for it to count as fitting: any of these, `(requests, tokens)`."""
         usual = self.input_tokens + self.output_tokens
-        requests = min(KV_POOL_REQUESTS, self.max_num_seqs)
+        requests = min(self.kv_pool_requests, self.max_num_seqs)
         if self.tensor is not None:  # the spec insists on its GPUs: one full-length request must do
             return ((1, self.max_model_len),)
         if self.has_load:  # replicas follow from the load, so one need not hold more than a few usual requests
@@ -100,6 +104,9 @@ def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:
         max_monthly_usd=budget.max_monthly_usd if budget else None,
         budget_is_enforced=budget is not None and budget.enforcement is not BudgetEnforcement.OBSERVE,
         replicas=wanted_replicas(spec),
+        fewest_autoscaled=fewest_autoscaled(spec),
+        max_model_len_is_given=engine.max_model_len is not None,
+        utilization_is_given=engine.gpu_memory_utilization_percent is not None,
         reasons=(PlanReason("engine.maxModelLen", why), *reasons),
     )
 
@@ -108,6 +115,11 @@ def wanted_replicas(spec: LLMDeploymentSpec) -> int:
     """spec.replicas, as far as autoscaling lets them be: it writes that field, up to its own limit."""
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas
     return max(1, min(spec.replicas, most))
+
+
+def fewest_autoscaled(spec: LLMDeploymentSpec) -> int:
+    """autoscaling.minReplicas; 0 without autoscaling."""
+    return (spec.autoscaling.min_replicas or 0) if spec.autoscaling is not None else 0
 
 
 def batching(spec: LLMDeploymentSpec, *, on_cpu: bool = False) -> tuple[int, int, int, tuple[PlanReason, ...]]:

@@ -30,7 +30,13 @@ NOT_IN_PODS: Fields = {
     "auth": {"mode": True},
     "network": True,
     "monitoring": True,
-    "rollout": {"progress_deadline": True, "strategy": True},
+    "rollout": {
+        "progress_deadline": True,
+        "strategy": True,
+        "evidence_timeout": True,
+        "on_insufficient_evidence": True,
+        "retry": True,
+    },
     "runtime": {"update_policy": True},
 }
 APPLIED_LIVE: Fields = {

@@ -13,6 +13,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, L
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.cpu_dtype import WIDEST, asked_dtype, cpu_dtype
 from millstream_operator.planning.choices.kv_layout import hybrid_flag
 from millstream_operator.planning.choices.quantization import (
     ROUNDED_REASON,
@@ -37,7 +38,6 @@ from millstream_operator.planning.sizing.roofline import SpeculationSpeed
 from millstream_operator.planning.timeouts import drain_timeout_seconds
 
 Reasons = tuple[PlanReason, ...]
-CPU_DTYPE = "FP32"  # of weights, activations and KV cache on a CPU, whatever the checkpoint holds
 
 
 class Placed(Protocol):
@@ -94,7 +94,8 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     speculation = choose_speculation(spec, facts.choosable)
     if not placement.on_gpu:
         shape = as_loaded(spec, facts.shape, facts.runtime) if facts.shape is not None else None
-        speculation = _with_gain(_within_heads(speculation, facts.draft_shape), replace(facts, shape=shape))
+        held = replace(facts, shape=shape, draft_shape=usable_draft_shape(spec, facts))
+        speculation = _with_gain(_within_heads(speculation, facts.draft_shape), held)
     missing = missing_capabilities(deployment, facts, placement, speculation)
     unknown = facts.unknown if placement.on_gpu else ()
     return Plan(
@@ -260,7 +261,7 @@ def _spec_placement(spec: LLMDeploymentSpec, facts: Facts) -> _SpecPlacement:
         *((kv_reason,) if kv_cache != "None" else ()),
     )
     known = shape.dtype if shape is not None else None
-    dtype = known if accelerator is AcceleratorType.GPU else CPU_DTYPE
+    dtype = known if accelerator is AcceleratorType.GPU else cpu_dtype(spec, shape, facts.runtime)
     return _SpecPlacement(accelerator, tensor or 1, pipeline or 1, method, kv_cache, reasons, dtype)
 
 
@@ -282,9 +283,11 @@ def _engine(spec: LLMDeploymentSpec, facts: Facts, on_gpu: bool) -> tuple[Engine
         *batching_reasons,
         PlanReason("engine.prefixCaching", asked if caching else otherwise),
         *_hybrid_reason(hybrid),
+        *_dtype_reason(spec, facts, on_gpu),
     )
     used_utilization = utilization if on_gpu else None
-    return EnginePlan(length, tokens, sequences, used_utilization, caching is not Switch.DISABLED, hybrid), reasons
+    enabled, dtype = caching is not Switch.DISABLED, asked_dtype(spec)
+    return EnginePlan(length, tokens, sequences, used_utilization, enabled, hybrid, dtype), reasons
 
 
 def _hybrid_reason(hybrid: bool | None) -> Reasons:
@@ -292,6 +295,17 @@ def _hybrid_reason(hybrid: bool | None) -> Reasons:
         return ()
     asked = Switch.ENABLED if hybrid else Switch.DISABLED
     return (PlanReason("engine.hybridKvCacheManager", f"spec.engine.hybridKvCacheManager asks for {asked}."),)
+
+
+def _dtype_reason(spec: LLMDeploymentSpec, facts: Facts, on_gpu: bool) -> Reasons:
+    """Why a CPU holds weights as it does, where the spec says so, or they take fewer bits than what is computed."""
+    asked = asked_dtype(spec)
+    if asked is not None:
+        return (PlanReason("engine.dtype", f"spec.engine.dtype asks for {asked}."),)
+    if on_gpu or (dtype := cpu_dtype(spec, facts.shape, facts.runtime)) == WIDEST:
+        return ()
+    why = f"Weights are held in the checkpoint's {dtype} and computed with in FP32; engine.dtype float32 doubles them."
+    return (PlanReason("engine.dtype", why),)
 
 
 def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
     accelerator.products names GPUs of the catalogue -> as for usual machines with them; pods wait for such a node
     parallelism says how many GPUs                   -> from the spec alone
     the model fits on one GPU of every product       -> from the spec alone: one GPU
-    otherwise                                        -> refused: what is not known, and how to tell it
+    otherwise, or with nodes that are left out and
+    objectives, a load or a budget to keep           -> refused: what is not known, and how to tell it
 
 One GPU of an unknown product is no plan for a model that may need eight: it would start, fail and keep the GPU.
 """
@@ -18,6 +19,7 @@ from millstream_operator.api.optimization import Parallelism
 from millstream_operator.api.spec import Accelerator, LLMDeploymentSpec
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.inventory.left_out import SET_PARALLELISM
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of
 from millstream_operator.inventory.unknown_gpus import (
     DECLARE_POOLS,
@@ -32,6 +34,7 @@ from millstream_operator.planning.choices.rounded_weights import as_loaded
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.left_out_nodes import Verdict, reasons, with_sentences
 from millstream_operator.planning.plan import Infeasible, PlanReason
+from millstream_operator.planning.requires import INVENTORY, unknown_facts
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.sizing.tensor_parallel import MOST_GPUS, allowed_sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
@@ -113,9 +116,12 @@ def refused(deployment: LLMDeployment, facts: Facts, found: Sequence[Verdict]) -
     shape = as_loaded(deployment.spec, shape, facts.runtime)
     method = shape.quantization.method if shape.quantization else "None"
     weights = rank_weights(shape, weight_format(shape, method), 1, 1)
-    gigabytes = weights.total_bytes / 1e9
-    depends = "depends on their product, which is not known"
-    why, instruction = f"How many GPUs hold {gigabytes:.1f} GB of weights {depends}.", unknown.instruction
+    what, instruction = f"How many GPUs hold {weights.total_bytes / 1e9:.1f} GB of weights", unknown.instruction
+    if INVENTORY in unknown_facts(deployment.spec, facts):  # then a size that the spec gives is not enough
+        what = "Whether GPUs keep the objectives, the load and the budget"
+        remedies = [remedy for remedy in unknown.remedies if remedy != SET_PARALLELISM]
+        instruction = sentence_of(remedies or [NAME_PRODUCTS])
+    why = f"{what} depends on their product, which is not known."
     if found and all(verdict.group.gpus for verdict in found):
         instruction = sentence_of((NAME_PRODUCTS, DECLARE_POOLS))
         farthest = max((one.problem for one in found if one.problem is not None), key=lambda one: one.stage)

@@ -1,7 +1,8 @@
 """What the Jobs of a preparation answer, and the same in words. Pure.
 
     {"version": 1, "event": "quantized", "weights_bytes": 3400000, …}
-    {"version": 1, "event": "judged", "verdict": "passed", "slices": [{"slice": "chat", "mean_kl": 0.004, …}], …}
+    {"version": 1, "event": "judged", "verdict": "passed", "slices": [{"slice": "chat", "mean_kl": 0.004, …}],
+     "files": {"candidate": {"sha256": "0a1b…", "files": 9, "sampled": 1, …}, …}, …}
     {"version": 1, "event": "tuned", "verdict": "better", "slices": [{"slice": "chat", "before_percent": 40.1, …}], …}
 
 They are written by the command line (`millstream quantize`, `quality`, `tune-draft`) as the pod's termination message.
@@ -9,6 +10,7 @@ They are written by the command line (`millstream quantize`, `quality`, `tune-dr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,8 @@ EVENTS = {StepKind.QUANTIZE: "quantized", StepKind.JUDGE: "judged", StepKind.TUN
 COMMANDS = {StepKind.QUANTIZE: "quantize", StepKind.JUDGE: "quality", StepKind.TUNE: "tune-draft"}
 VERDICTS = {StepKind.JUDGE: ("passed", "failed"), StepKind.TUNE: ("better", "not better")}
 MAX_SLICES, MAX_FAILURES = 6, 3  # in words: a condition is read by people
+DIGITS_SHOWN = 12  # of a digest; the record has all
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 FIGURES = ("mean_kl", "top1_agreement_percent", "perplexity_ratio")
 
 
@@ -78,6 +82,20 @@ def figures_in_words(answer: Mapping[str, Any]) -> str:
     words = [_slice_in_words(one) for one in slices[:MAX_SLICES]]
     left_out = len(slices) - len(words) + (answer.get("slices_left_out") or 0)
     return "; ".join(words) + (f"; {left_out} more slices" if left_out else "")
+
+
+def files_in_words(answer: Mapping[str, Any]) -> str:
+    """`files sha256:0a1b2c3d4e5f (1 of 9 by its size, header and samples)`: of the candidate; empty where the answer
+    does not name them, as that of an older image."""
+    files = answer.get("files")
+    candidate = files.get("candidate") if isinstance(files, dict) else None
+    digest = candidate.get("sha256") if isinstance(candidate, dict) else None
+    if not isinstance(candidate, dict) or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        return ""
+    words, sampled, count = f"files sha256:{digest[:DIGITS_SHOWN]}", candidate.get("sampled"), candidate.get("files")
+    if _is_count(sampled) and _is_count(count):
+        return f"{words} ({sampled} of {count} by size, header and samples)"
+    return words
 
 
 def failures_in_words(answer: Mapping[str, Any]) -> str:

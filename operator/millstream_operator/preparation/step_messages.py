@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.optimization import QualityGate
+from millstream_operator.api.optimization import Dataset, QualityGate
 from millstream_operator.diagnosis.decisions import Decision, DecisionType
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.reasons import Reason
@@ -15,6 +15,7 @@ from millstream_operator.planning.made_model import made_method
 from millstream_operator.preparation.step_answers import (
     failures_in_words,
     figures_in_words,
+    files_in_words,
     has_passed,
     read_step_answer,
 )
@@ -23,6 +24,7 @@ from millstream_operator.rendering.preparation_job import Step, StepKind, gate_o
 
 Manifest = dict[str, Any]
 MEMORY_FIX = "Raise podTemplate.spec.containers[runtime].resources.limits.memory; its Jobs have the same."
+MAX_IMAGE_CHARACTERS = 200
 OLD_PODS = "Pods of an earlier revision, if any, keep serving."
 
 
@@ -80,8 +82,19 @@ def _exceeded_limits(answer: Mapping[str, Any]) -> list[str]:
 def gate_in_words(answer: Mapping[str, Any]) -> str:
     """Return the figures of a model that serves."""
     if has_passed(answer):
-        return sentence(f"The quality gate passed: {figures_in_words(answer)}")
-    return sentence(f"The quality gate failed and mode is Observe: {failures_in_words(answer)}")
+        return f"{sentence(f'The quality gate passed: {figures_in_words(answer)}')}{_judged_when(answer)}"
+    failures = sentence(f"The quality gate failed and mode is Observe: {failures_in_words(answer)}")
+    return f"{failures}{_judged_when(answer)}"
+
+
+def _judged_when(answer: Mapping[str, Any]) -> str:
+    """Say when it was judged, by which image and which files: none of these is compared with today's."""
+    judged_at, image = answer.get("judgedAt"), answer.get("image")
+    if not isinstance(judged_at, str):
+        return ""  # a record of an older version
+    by = f" by image {image[:MAX_IMAGE_CHARACTERS]}" if isinstance(image, str) else ""
+    files = f", {words}" if (words := files_in_words(answer)) else ""
+    return f" Judged on {judged_at[:10]}{by}{files}; content not checked since."
 
 
 def started(owner: LLMDeployment, step: Step, path: str) -> Decision:
@@ -132,12 +145,17 @@ def _what(step: Step) -> str:
 
 
 def _dataset(owner: LLMDeployment, step: Step) -> str:
-    field = "calibration" if step.kind is StepKind.QUANTIZE else "qualityGate.dataset"
+    """Name the documents of a step. The one that quantizes checks those of the gate first, and its message says so."""
     quantization, gate = owner.spec.quantization, gate_of(owner)
-    dataset = gate.dataset if gate is not None else None
-    if step.kind is StepKind.QUANTIZE:
-        dataset = quantization.calibration if quantization is not None else None
-    if dataset is None or dataset.config_map_ref is None:
+    judged_by = _named(gate.dataset, "qualityGate.dataset") if gate is not None else ""
+    if step.kind is not StepKind.QUANTIZE or quantization is None or quantization.calibration is None:
+        return judged_by
+    calibrated_by = _named(quantization.calibration, "calibration")
+    return f"{calibrated_by}; those of --check-data are judged by: {judged_by}" if judged_by else calibrated_by
+
+
+def _named(dataset: Dataset, field: str) -> str:
+    if dataset.config_map_ref is None:
         return f"the documents are the file of quantization.{field}.persistentVolumeClaim"
     named = dataset.config_map_ref
     return f"the documents are key {named.key} of ConfigMap {named.name} (quantization.{field})"

@@ -80,7 +80,7 @@ class StepRunner:
             state = await self._take(owner, key, step, attempt, work_of)
             if state.answer is None:
                 return state
-            answer = state.answer
+            answer = self._with_circumstances(owner, key, step, state.answer)
             cache_uid = self._filled_uid(owner, key, step) if step.kind in MADE_IN_CACHE else None
             if step.kind in MADE_IN_CACHE and cache_uid is None:
                 jobs = self._jobs_of(owner, key, step)
@@ -92,6 +92,14 @@ class StepRunner:
                 return StepState(None, problem, self._recheck_seconds, is_refused=True)
         await self._children.delete(owner, self._jobs_of(owner, key, step))
         return StepState(answer)
+
+    def _with_circumstances(self, owner: LLMDeployment, key: OwnerKey, step: Step, answer: Manifest) -> Manifest:
+        """Return the answer with the time, and with the image of the Job, where a verdict depends on them."""
+        if step.kind is not StepKind.JUDGE:
+            return answer
+        newest = max(self._jobs_of(owner, key, step), key=attempt_of, default=None)
+        image = None if newest is None else newest["spec"]["template"]["spec"]["containers"][0]["image"]
+        return answer | {"judgedAt": self._now()} | ({"image": image} if image is not None else {})
 
     def recorded(self, owner: LLMDeployment, key: OwnerKey, step: Step) -> Manifest | None:
         """Return the answer on record; None for that of another version of the operator, and of a volume that is gone,

@@ -22,13 +22,17 @@ STARTING, READY = "Starting", "Ready"
 UNRESPONSIVE = "Unresponsive"  # was Ready, and its engine completes no step: no part of a warm-up
 # The runtime's words in the order in which they come; others, of a newer one, lie between loading and Ready.
 RUNTIME_PHASES = (STARTING, "LoadingWeights", "SizingKVCache", "WarmingUp")
-MEMORY_KEYS = ("weights_bytes", "activations_bytes", "graphs_bytes", "kv_cache_bytes", "kv_cache_tokens")
+MEMORY_KEYS = (
+    *("weights_bytes", "activations_bytes", "graphs_bytes", "kv_cache_bytes", "kv_cache_tokens"),
+    "draft_kv_cache_bytes",
+)
 _STATUS_NAMES = {
     "weights_bytes": "weightsBytes",
     "activations_bytes": "activationsBytes",
     "graphs_bytes": "graphsBytes",
     "kv_cache_bytes": "kvCacheBytes",
     "kv_cache_tokens": "kvCacheTokens",
+    "draft_kv_cache_bytes": "draftKvCacheBytes",
 }
 _STEP_KEYS = ("sequences", "new_tokens", "context_tokens", "step_microseconds")
 _MOST_STEPS, _MOST_TOKENS = 16, 1 << 32

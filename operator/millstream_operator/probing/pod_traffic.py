@@ -17,14 +17,23 @@ from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.pod_access import PodAccess, PodUnreachable
 from millstream_operator.probing.pod_owners import PodOwners
 from millstream_operator.rendering.revision import Revision
-from millstream_operator.workloads.traffic import Traffic
+from millstream_operator.workloads.traffic import Histogram, Traffic, histogram_of
 
 log = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
 TIMEOUT_SECONDS = 2.0
 MAX_READ = 8  # pods of one revision
-_SAMPLE = re.compile(r"vllm:(request_success_total|inter_token_latency_seconds_(?:sum|count))\{([^\n]*)\} (\S{1,32})")
+_SAMPLE = re.compile(r"((?:vllm:|millstream_|process_)[a-z_]{1,60})(?:\{([^\n]*)\})? (\S{1,32})")
 _FINISHED = re.compile(r'finished_reason="(stop|length|error)"')
+_UPPER_BOUND = re.compile(r'(?:^|,)le="([0-9.e+-]{1,24}|\+Inf)"')
+FINISHED, TOKEN_TIME_SUM = "vllm:request_success_total", "vllm:request_time_per_output_token_seconds_sum"
+ENGINE_RESTARTS, STARTED = "millstream_engine_restarts_total", "process_start_time_seconds"
+TOKEN_TIMES, PROMPT_TOKENS, MAX_TOKENS = BUCKETS = (
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_params_max_tokens_bucket",
+)
+MAX_BUCKETS = 64
 _LARGEST = float(1 << 53)
 
 
@@ -60,24 +69,39 @@ class TrafficReader:
 
 
 def read_traffic(text: str) -> Traffic | None:
-    """Return the counters of an exposition in Prometheus' text format; None where it has none of them."""
+    """Return the counters of an exposition in Prometheus' text format; None where no generation is counted."""
     counts: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {name: {} for name in BUCKETS}
     for line in text.splitlines():
         if (sample := _SAMPLE.fullmatch(line)) is None or (value := _number(sample[3])) is None:
             continue
-        reason = _FINISHED.search(sample[2])
-        name = sample[1] if sample[1] != "request_success_total" else (reason[1] if reason else None)
-        if name is not None:
+        name, labels = sample[1], sample[2] or ""
+        if name in buckets:
+            if (bound := _UPPER_BOUND.search(labels)) is not None and (edge := _edge(bound[1])) is not None:
+                buckets[name][edge] = buckets[name].get(edge, 0.0) + value
+        elif name == FINISHED:
+            if (reason := _FINISHED.search(labels)) is not None:
+                counts[reason[1]] = counts.get(reason[1], 0.0) + value
+        elif name in (TOKEN_TIME_SUM, ENGINE_RESTARTS, STARTED):
             counts[name] = counts.get(name, 0.0) + value
-    if not counts:
+    if not counts.keys() & {"stop", "length", "error"}:
         return None
+    histograms = {name: histogram_of(found.items()) for name, found in buckets.items() if len(found) <= MAX_BUCKETS}
     return Traffic(
         stop=int(counts.get("stop", 0)),
         length=int(counts.get("length", 0)),
         error=int(counts.get("error", 0)),
-        intervals=int(counts.get("inter_token_latency_seconds_count", 0)),
-        intervals_seconds=counts.get("inter_token_latency_seconds_sum", 0.0),
+        token_times=histograms.get(TOKEN_TIMES, Histogram()),
+        token_times_seconds=counts.get(TOKEN_TIME_SUM, 0.0),
+        prompt_tokens=histograms.get(PROMPT_TOKENS, Histogram()),
+        max_tokens=histograms.get(MAX_TOKENS, Histogram()),
+        engine_restarts=int(counts.get(ENGINE_RESTARTS, 0)),
+        started_at_seconds=counts.get(STARTED, 0.0),
     )
+
+
+def _edge(text: str) -> float | None:
+    return math.inf if text == "+Inf" else _number(text)
 
 
 def _number(text: str) -> float | None:

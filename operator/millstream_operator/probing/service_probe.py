@@ -160,6 +160,14 @@ async def probe_service(
     return Answer(boot=read_boot_report(body), keys_problem=_keys_problem(body))
 
 
+async def ask_about_keys(access: ServiceAccess, owner: LLMDeployment) -> str | None:
+    """Return what a pod says of its API keys: "": all can be used; None: it does not answer. `/ready` needs no key."""
+    try:
+        return _keys_problem(await access.get(owner, "/ready", READY_TIMEOUT_SECONDS))
+    except ServiceUnreachable:
+        return None
+
+
 def _keys_problem(body: Mapping[str, Any]) -> str:
     """What the runtime says of its API keys, in one line of bounded length: any program may answer."""
     said = body.get("api_keys_problem")

@@ -1,46 +1,54 @@
 """Stage "compare": while traffic shifts to a new revision in stages, read its pods and the old ones.
 
-A stage is compared from when all its new pods are ready, and may end after LEAST_SECONDS with ENOUGH_REQUESTS finished
-in them, or after MOST_SECONDS: an idle model moves on by time, and so does one whose pods cannot be read. Counters at
-the beginning of a stage are remembered here alone: another process of the operator compares the stage anew.
+What the pods answered is counted from the beginning of the shift, and kept on the record of the revision: a verdict is
+written together with the evidence that it follows from, so a look that was not written has decided nothing. Remembered
+here is only when the pods were read last, by a monotonic clock: the time in which no operator runs does not count as
+waiting.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.diagnosis.pod_facts import runtime_status
-from millstream_operator.probing.pod_traffic import TrafficReader
+from millstream_operator.probing.pod_traffic import MAX_READ, TrafficReader
 from millstream_operator.reconciling.context import ReconcileContext
-from millstream_operator.rollout.revisions import last_answered
+from millstream_operator.rollout.revisions import PinnedRevision, last_answered
+from millstream_operator.rollout.traffic_shift.evidence import (
+    Evidence,
+    PodCounters,
+    Reading,
+    look,
+    stage_begins,
+    waited,
+)
+from millstream_operator.rollout.traffic_shift.evidence_record import read_evidence
 from millstream_operator.rollout.traffic_shift.staged_shift import (
     READ_SECONDS,
-    Comparison,
-    itl_objective_seconds,
+    compared,
+    evidence_timeout_seconds,
+    limits_of,
     under_way,
 )
-from millstream_operator.rollout.traffic_shift.traffic_judgement import Side, in_words, why_worse
+from millstream_operator.rollout.traffic_shift.stages import Shift
 from millstream_operator.workloads.replica import Replica
-from millstream_operator.workloads.traffic import Traffic, total
+from millstream_operator.workloads.traffic import Traffic
 
 Manifest = dict[str, Any]
-LEAST_SECONDS, MOST_SECONDS = 30.0, 300.0
-ENOUGH_REQUESTS = 50
+# A shift without requests writes how long it has waited no more often than this.
+LEAST_WRITTEN_WAIT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class _Stage:
-    """`subject`: the revision and the stage. `before`, `restarts`: counters of each pod, by uid, when it began."""
+class _Looks:
+    """When the pods of one shift were read. `counted`: up to when the record counts the waiting of its stage."""
 
     subject: object
-    since: float | None = None  # when all its new pods were ready; None: not yet
-    due: float = 0.0  # when the pods are read again
-    comparison: Comparison | None = None
-    before: dict[str, Traffic] = field(default_factory=dict)
-    restarts: dict[str, int] = field(default_factory=dict)
+    due: float = 0.0
+    counted: float | None = None
 
 
 class CompareStage:
@@ -48,7 +56,7 @@ class CompareStage:
 
     def __init__(self, reader: TrafficReader, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._clock = reader, clock
-        self._stages: dict[str, _Stage] = {}  # by the owner's uid
+        self._looks: dict[str, _Looks] = {}  # by the owner's uid
 
     async def run(self, context: ReconcileContext) -> ReconcileContext:
         """Set `comparison`, where a staged shift is under way and its first new pod is ready."""
@@ -59,47 +67,67 @@ class CompareStage:
             self.forget(context.uid)
             return context
         new_ones, old_ones = (_living(context.replicas, one.revision.digest) for one in (pin, old))
-        stage = self._stages.get(context.uid)
-        if stage is None or stage.subject != (pin.revision.digest, shift):
-            stage = self._stages[context.uid] = _Stage((pin.revision.digest, shift))
-        if stage.since is None:
-            settled = shift.is_settled and len(new_ones) >= shift.held and all(one.is_ready for one in new_ones)
-            if not settled:
-                return context
-            stage.since = self._clock()
-        if self._clock() >= stage.due:
-            stage.due = self._clock() + READ_SECONDS
-            read = self._reader.read
-            new_read = await read(context.workload, _pods(new_ones), pin.revision)
-            old_read = await read(context.workload, _pods(old_ones), old.revision)
-            new, before = _side(stage, new_ones, new_read), _side(stage, old_ones, old_read)
-            stage.comparison = self._compare(context, stage.since, new, before)
-        return replace(context, comparison=stage.comparison)
+        kept = read_evidence(pin.marks.evidence)
+        if kept is None and not any(one.is_ready for one in new_ones):
+            return context
+        evidence = kept or Evidence()
+        settled = shift.is_settled and len(new_ones) >= shift.held and all(one.is_ready for one in new_ones)
+        looks = self._looks_at(context.uid, pin)
+        if self._clock() >= looks.due:
+            looks.due = self._clock() + READ_SECONDS
+            new_read = await self._read(context.workload, pin, new_ones)
+            old_read = await self._read(context.workload, old, old_ones)
+            evidence = self._looked(context, looks, evidence, (new_read, old_read), shift if settled else None)
+        limits = limits_of(context.owner, pin.revision, old.revision)
+        return replace(context, comparison=compared(context.owner, shift, evidence, limits, settled=settled))
 
-    def _compare(self, context: ReconcileContext, since: float, new: Side, old: Side) -> Comparison:
-        seconds = self._clock() - since
-        enough = seconds >= LEAST_SECONDS and new.stage.finished >= ENOUGH_REQUESTS
-        worse = why_worse(new, old, itl_objective_seconds(context.owner))
-        return Comparison(in_words(new, old), (enough or seconds >= MOST_SECONDS) and worse is None, worse)
+    def _looked(
+        self,
+        context: ReconcileContext,
+        looks: _Looks,
+        before: Evidence,
+        read: tuple[Reading, Reading],
+        shift: Shift | None,
+    ) -> Evidence:
+        """Return the evidence after a look. `shift`: None while not all pods of its stage are ready."""
+        after = look(before, *read)
+        if shift is None:
+            looks.counted = None
+            return after
+        after, now = stage_begins(after, shift.percent), self._clock()
+        if after.stage is None or looks.counted is None or before.stage is None:
+            looks.counted = now
+            return after
+        seconds, limit_seconds = now - looks.counted, evidence_timeout_seconds(context.owner)
+        is_over = after.stage.waited_seconds + seconds >= limit_seconds > after.stage.waited_seconds
+        if after == before and seconds < LEAST_WRITTEN_WAIT_SECONDS and not is_over:
+            return before
+        looks.counted = now
+        return waited(after, seconds)
+
+    async def _read(self, workload: Manifest, pin: PinnedRevision, replicas: Sequence[Replica]) -> Reading:
+        """Return what the pods of one revision said: the first pod of each replica that serves."""
+        ready = sorted((one for one in replicas if one.is_ready), key=lambda one: one.name)[:MAX_READ]
+        read = await self._reader.read(workload, [one.pods[0] for one in ready], pin.revision)
+        return Reading(
+            frozenset(one.uid for one in replicas),
+            {one.uid: _counters(one, read) for one in ready},
+        )
+
+    def _looks_at(self, uid: str, pin: PinnedRevision) -> _Looks:
+        subject = (pin.revision.name, pin.number)
+        if (known := self._looks.get(uid)) is None or known.subject != subject:
+            known = self._looks[uid] = _Looks(subject)
+        return known
 
     def forget(self, uid: str) -> None:
-        self._stages.pop(uid, None)
+        self._looks.pop(uid, None)
 
 
 def _living(replicas: Sequence[Replica], digest: str) -> list[Replica]:
     return [one for one in replicas if one.digest == digest and not one.is_terminating]
 
 
-def _pods(replicas: Sequence[Replica]) -> list[Manifest]:
-    """Return the first pods of those that are ready."""
-    return [one.pods[0] for one in replicas if one.is_ready]
-
-
-def _side(stage: _Stage, replicas: Sequence[Replica], read: Mapping[str, Traffic]) -> Side:
-    """Return what one revision's pods answered. Of a pod that is new here, the stage begins now."""
-    restarts = 0
-    for one in replicas:
-        count = sum(int(runtime_status(pod).get("restartCount", 0)) for pod in one.pods)
-        restarts += max(0, count - stage.restarts.setdefault(one.uid, count))
-    in_stage = [traffic.since(stage.before.setdefault(uid, traffic)) for uid, traffic in read.items()]
-    return Side(total(read.values()), total(in_stage), restarts, len(read))
+def _counters(replica: Replica, read: Mapping[str, Traffic]) -> PodCounters:
+    restarts = sum(int(runtime_status(pod).get("restartCount", 0)) for pod in replica.pods)
+    return PodCounters(read.get(replica.uid), restarts)

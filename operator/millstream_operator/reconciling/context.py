@@ -63,6 +63,7 @@ class ReconcileContext:
     # decide
     step: RolloutStep | None = None
     advancing: Collection[str] = ()  # uids of pods that download or load, and are not late
+    lacks_gpus: bool = False  # no node offers a GPU, and none is declared
     # apply
     wanted: Sequence[Manifest] = ()
     problem: Diagnosis | None = None  # why the objects could not be applied

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.conditions import READY, find
 from millstream_operator.diagnosis.reasons import Reason
@@ -20,7 +21,7 @@ from millstream_operator.planning.measurement import PodMeasurement
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.probe_key import NO_KEY, ProbeKeys
-from millstream_operator.probing.service_probe import ServiceAccess, probe_service
+from millstream_operator.probing.service_probe import ServiceAccess, ask_about_keys, probe_service
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.revisions import record_of
 from millstream_operator.rollout.serving_replicas import serves_while_scaling
@@ -31,15 +32,21 @@ Manifest = dict[str, Any]
 # Failed probes in a row that mean nothing: the node's proxy learns of a new pod a moment after the operator.
 TOLERATED_FAILURES = 4
 SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS = 240.0, 360.0
+# How often a model with API keys is asked for /ready alone: a Secret that is deleted shows nowhere else.
+SHORTEST_KEYS_SECONDS, LONGEST_KEYS_SECONDS = 50.0, 70.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`subject`: the revision, Service and pods that were asked. `due`: when they are asked again."""
+    """`subject`: the revision, Service and pods that were asked. `due`: when they are asked again.
+
+    `keys_due`: when they are asked about their API keys alone; as `due` where there are none.
+    """
 
     subject: object
     answer: Answer
     due: float
+    keys_due: float
 
     def holds(self, subject: object, now: float) -> bool:
         return self.subject == subject and self.answer.failure is None and now < self.due
@@ -92,13 +99,15 @@ class ProbeStage:
             return None
         subject = (revision.name, owner.spec.service, _serving(context.replicas))
         known = self._asked.get(uid)
+        # Of what runs, not of the spec: a revision that was rolled back to may need a key where the spec names none.
+        needs_key = bool((revision.boot or {}).get("api_keys_file"))
         if known is not None and known.holds(subject, now := self._clock()):
-            self._later(context, known.due - now)
+            if now >= known.keys_due:
+                known = self._asked[uid] = await self._ask_about_keys(owner, known)
+            self._later(context, min(known.due, known.keys_due) - now)
             return known.answer
         if known is None and context.restored is not None and context.restored.answered == revision.name:
             return Answer()
-        # Of what runs, not of the spec: a revision that was rolled back to may need a key where the spec names none.
-        needs_key = bool((revision.boot or {}).get("api_keys_file"))
         key = await self._keys.of(owner) if needs_key else NO_KEY
         answer = await probe_service(self._access, owner, revision, key)
         if answer.failure is None:
@@ -106,16 +115,26 @@ class ProbeStage:
         if answer.is_busy and _was_ready(context):
             answer = Answer()  # it serves as many as it can: whether it answers is asked when it is due again
         wait_seconds = random.uniform(SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS)  # noqa: S311 - jitter
-        self._asked[uid] = _Asked(subject, answer, self._clock() + wait_seconds)
+        due = self._clock() + wait_seconds
+        self._asked[uid] = asked = _Asked(subject, answer, due, self._keys_due() if needs_key else due)
         if answer.failure is None:
             self._failures.pop(uid, None)
-            self._later(context, wait_seconds)
+            self._later(context, min(due, asked.keys_due) - self._clock())
             return answer
         self._failures[uid] = self._failures.get(uid, 0) + 1
         if self._failures[uid] > TOLERATED_FAILURES:
             return answer
         # One lost probe says nothing of a model that answered before: it stays Ready until the failure is certain.
         return Answer() if _was_ready(context) else None
+
+    async def _ask_about_keys(self, owner: LLMDeployment, known: _Asked) -> _Asked:
+        """What was known, with what a pod says of its API keys now; as before where none answers."""
+        problem = await ask_about_keys(self._access, owner)
+        answer = replace(known.answer, keys_problem=problem) if problem is not None else known.answer
+        return replace(known, answer=answer, keys_due=self._keys_due())
+
+    def _keys_due(self) -> float:
+        return self._clock() + random.uniform(SHORTEST_KEYS_SECONDS, LONGEST_KEYS_SECONDS)  # noqa: S311 - jitter
 
     async def _measure(self, context: ReconcileContext, subject: object) -> PodMeasurement | None:
         """What one of these pods measured: asked once, and again after no pod answered."""

@@ -1,12 +1,12 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    stop -> read -> plan -> compare -> decide -> announce -> apply -> prune -> companions -> probe -> report
-         -> calibrate -> requeue
+    stop -> claim -> adopt orphans -> read -> plan -> compare -> decide -> announce -> apply -> prune -> companions
+         -> probe -> report -> calibrate -> requeue
 
 Each stage takes the turn's `ReconcileContext` and has a file of its own here; `stop` is about deleted LLMDeployments of
-the same name and takes the key alone. Level-triggered: a turn looks at everything and remembers nothing that it could
-not find out again, so it may be killed before or after any of its writes. Reads come from the index; a live GET comes
-before anything destructive.
+the same name and takes the key alone, and `claim` decides whether this release manages the object at all. Level-
+triggered: a turn looks at everything and remembers nothing that it could not find out again, so it may be killed before
+or after any of its writes. Reads come from the index; a live GET comes before anything destructive.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from millstream_operator.kube.event_queue import EventPublisher
 from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.leadership.ownership import Release, manager_of
 from millstream_operator.preparation.draft_tuner import DraftTuner
 from millstream_operator.preparation.preparer import Preparer
 from millstream_operator.probing.drafting_reports import DraftingReports
@@ -46,9 +47,11 @@ from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.probing.step_reports import StepReports
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
+from millstream_operator.reconciling.adopt_orphans import AdoptOrphansStage
 from millstream_operator.reconciling.apply import ApplyStage
 from millstream_operator.reconciling.budget import hold_to_budget
 from millstream_operator.reconciling.calibrate import CalibrateStage
+from millstream_operator.reconciling.claim import ClaimStage
 from millstream_operator.reconciling.compare import CompareStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import RoomFor, decide
@@ -104,15 +107,20 @@ class Reconciler:
         drafting: DraftingReports | None = None,
         step_reports: StepReports | None = None,
         recheck_seconds: float = RECHECK_SECONDS,
+        release: Release | None = None,
     ) -> None:
+        """`release`: this one, by its Lease; None: what it finds is its own, and no status records it."""
+        self._release = release
+        self._claim = ClaimStage(client, index, release, now, clock, events) if release is not None else None
         self._drafting, self._step_reports = drafting, step_reports
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
-        self._now, self._later, self._recheck_seconds = now, later, recheck_seconds
+        self._now, self._later, self._recheck_seconds, self._facts = now, later, recheck_seconds, facts
         self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
         self.pinning = Pinning(facts, defaults.plan, defaults.pods, AdoptionLimit(index, max_adoptions))
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
         self._stop = StopStage(client, index, workloads)
+        self._adopt_orphans = AdoptOrphansStage(client, index)
         self._restorer = StatusRestorer(later)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
         inspector = Inspector(
@@ -130,7 +138,7 @@ class Reconciler:
         measurer = PodMeasurer(reports.access, client)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), measurer, later, clock)
         self._compare = CompareStage(TrafficReader(reports.access, client), clock)
-        self._report = ReportStage(client, index, reports, now, events, workloads, drafting)
+        self._report = ReportStage(client, index, reports, now, events, workloads, drafting, release)
         self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
@@ -139,7 +147,8 @@ class Reconciler:
             self._unfollow(key)
         try:
             await self._stop.run(key)
-            if (manifest := self._existing(key)) is not None:
+            await self._report_deletion(key)
+            if (manifest := await self._managed(key)) is not None:
                 await self._reconcile(key, manifest)
         except ApiUnreachable as error:
             raise RetryLater(str(error)) from error
@@ -152,6 +161,33 @@ class Reconciler:
         """Return the LLMDeployment, unless it is being deleted: the garbage collector deletes its children."""
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         return None if manifest is None or manifest["metadata"].get("deletionTimestamp") else manifest
+
+    async def _managed(self, key: OwnerKey) -> Manifest | None:
+        """Return the LLMDeployment, where this release manages it. Otherwise the key comes back to look again."""
+        manifest = self._existing(key)
+        if manifest is None or self._claim is None:
+            return manifest
+        if (claimed := await self._claim.run(manifest)) is not None:
+            return claimed
+        self._unfollow(key)
+        self.pinning.leave(key)
+        self.rolling.pop(manifest["metadata"]["uid"], None)
+        if self._later is not None:
+            self._later(key, self._recheck_seconds)
+        return None
+
+    async def _report_deletion(self, key: OwnerKey) -> None:
+        """Say of an object that is being deleted that it is not Ready any more, where this release manages it."""
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
+        if manifest is None or not manifest["metadata"].get("deletionTimestamp"):
+            return
+        if manager_of(manifest.get("status") or {}) in (None, self._release):
+            await self._report.run_terminating(manifest)
+
+    @property
+    def left_to_others(self) -> int:
+        """How many LLMDeployments another release manages."""
+        return len(self._claim.left_to_others) if self._claim is not None else 0
 
     def _unfollow(self, key: OwnerKey) -> None:
         """Ask no pod of a deleted LLMDeployment any more."""
@@ -169,6 +205,7 @@ class Reconciler:
             self.pinning.leave(key)
             await self._report.run_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
+        await self._adopt_orphans.run(owner, key)
         context = replace(self._reader.read(owner, key), unknown_fields=unknown)
         try:
             context = await self._plan.run(context)
@@ -210,7 +247,7 @@ class Reconciler:
         for seconds in (*downloading.values(), retry_seconds, step.wait_seconds):
             if seconds is not None and self._later is not None:
                 self._later(context.key, max(seconds, 0.0) + 1.0)
-        return replace(context, advancing=advancing)
+        return replace(context, advancing=advancing, lacks_gpus=self._facts.lacks_gpus)
 
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
         """Repair what runs, and report why the spec has no plan.
@@ -237,6 +274,8 @@ class Reconciler:
 
     def forget(self, uid: str) -> None:
         """Drop what is known about an LLMDeployment that is gone."""
+        if self._claim is not None:
+            self._claim.forget(uid)
         self._probe.forget(uid)
         self._compare.forget(uid)
         self._report.forget(uid)

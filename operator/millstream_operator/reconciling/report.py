@@ -18,6 +18,7 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index
+from millstream_operator.leadership.ownership import Release
 from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.reconciling.context import ReconcileContext
@@ -26,7 +27,7 @@ from millstream_operator.status.budget import budget_condition
 from millstream_operator.status.events import decision_events, event_for, event_for_object
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.speculation import governed, known_drafting
-from millstream_operator.status.status import status_of, status_of_invalid
+from millstream_operator.status.status import status_of, status_of_invalid, status_of_terminating
 from millstream_operator.status.warmup import loading
 from millstream_operator.workloads.deployments import DEPLOYMENTS
 from millstream_operator.workloads.workload import Workload, state_of
@@ -36,7 +37,7 @@ Manifest = dict[str, Any]
 
 class ReportStage:
     """`reports` knows how far the pods have warmed up, `drafting` whether they draft; `events` takes Events that may be
-    written later."""
+    written later. `release`: what every status records as its writer."""
 
     def __init__(
         self,
@@ -47,10 +48,11 @@ class ReportStage:
         events: EventPublisher | None = None,
         workloads: Workload = DEPLOYMENTS,
         drafting: DraftingReports | None = None,
+        release: Release | None = None,
     ) -> None:
         self._index, self._reports, self._now, self._workloads = index, reports, now, workloads
         self._drafting = drafting
-        self._writer = StatusWriter(client, index, now)
+        self._writer = StatusWriter(client, index, now, release)
         self._before_acting = EventWriter(client)
         self._events = events or self._before_acting
 
@@ -92,6 +94,7 @@ class ReportStage:
             rollout=context.rollout,
             outdated=context.plan.outdated,
             advancing=context.advancing,
+            lacks_gpus=context.lacks_gpus,
             unknown_fields=context.unknown_fields,
             asked_replicas=context.asked_replicas,
             workloads=context.workloads,
@@ -155,6 +158,17 @@ class ReportStage:
             await self._before_acting.publish(event)
         if (change := event_for_object(metadata, previous, after, self._now())) is not None:
             await self._events.publish(change)
+
+    async def run_terminating(self, manifest: Manifest) -> None:
+        """Write that an object is being deleted, once it has a status: it may wait long for a finalizer."""
+        previous, metadata = manifest.get("status") or {}, manifest["metadata"]
+        if not previous.get("conditions"):
+            return
+        after = self._writer.acceptable(
+            metadata["uid"], status_of_terminating(previous, metadata, self._now()), previous
+        )
+        if after != previous:
+            await self._writer.write(manifest, after, previous)
 
     def forget(self, uid: str) -> None:
         """The LLMDeployment is gone."""

@@ -6,7 +6,7 @@ once more, which changes nothing in the cluster.
 A status belongs to one object, and not to the next one of its name: a turn may be slow, and the object deleted and
 created again meanwhile. The API server ignores a uid in the body of a status (its strategy restores the metadata of
 the stored object), so every write names the resourceVersion that it was made for, and a Conflict is tried again only
-where the stored object still has the same uid.
+where the stored object still has the same uid and no other release has taken it over.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from millstream_operator.kube.client import ApiError, ClusterClient, refused_fields
 from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.leadership.ownership import MANAGED_BY, Release, manager_of
 from millstream_operator.status.accepted_status import LEVELS, Refusal, accepted, refusal_of
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,18 @@ CONFLICTS = 5  # in a row: somebody writes this object as fast as we do, and the
 
 
 class StatusWriter:
-    """For use within one event loop. `now` is RFC 3339, UTC."""
+    """For use within one event loop. `now` is RFC 3339, UTC. `release`: recorded in every status; None: in none."""
 
-    def __init__(self, client: ClusterClient, index: Index, now: Callable[[], str]) -> None:
-        self._client, self._index, self._now = client, index, now
+    def __init__(
+        self, client: ClusterClient, index: Index, now: Callable[[], str], release: Release | None = None
+    ) -> None:
+        self._client, self._index, self._now, self._release = client, index, now, release
         self._refused: dict[str, Refusal] = {}  # by the owner's uid
 
     def acceptable(self, uid: str, status: Manifest, previous: Manifest) -> Manifest:
-        """Return the status without what is known to be refused."""
+        """Return the status with the release that writes it, and without what is known to be refused."""
+        if self._release is not None:
+            status = {**status, MANAGED_BY: self._release.as_json()}
         known = self._refused.get(uid)
         if known is None or not known.is_about(status):
             self._refused.pop(uid, None)
@@ -82,6 +87,9 @@ class StatusWriter:
                 raise ApiError(
                     404, "NotFound", f"LLMDeployment {namespace}/{name} was deleted before its status was written"
                 )
+            manager = manager_of(live.get("status") or {})
+            if self._release is not None and manager not in (None, self._release):
+                raise ApiError(409, "Conflict", f"the release with the Lease {manager} has taken it over")
             metadata = {"name": name, "namespace": namespace, "resourceVersion": live["metadata"]["resourceVersion"]}
             body = {**{key: subject[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "status": status}
             try:

@@ -1,8 +1,8 @@
 """The Secret with the API keys, as a file in the pod: /var/run/secrets/millstream/api-keys/<secret>/<key>.
 
 The operator has no right to read it. It is optional for the kubelet: a missing Secret would keep the pod in
-ContainerCreating without a message, while the runtime ends with the reason APIKeysInvalid and names the file, hence
-Secret and key. The kubelet swaps the file when the Secret changes, and the runtime reads it again.
+ContainerCreating without a message, while the runtime ends with the reason APIKeysInvalid and names Secret and key. The
+kubelet swaps the file when the Secret changes, and the runtime reads it again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from millstream_operator.api.model import ObjectKey
 from millstream_operator.rendering.source_access import CREDENTIAL_MODE
+from millstream_runtime.config_files import API_KEYS_FOLDER
 
 VOLUME = "api-keys"
-FOLDER = "/var/run/secrets/millstream/api-keys"
 
 
 def api_keys_path(keys: ObjectKey | None) -> str | None:
     """Return the path of the file in the pod."""
-    return f"{FOLDER}/{_named(keys)}" if keys is not None else None
+    return f"{API_KEYS_FOLDER}/{_named(keys)}" if keys is not None else None
 
 
 def api_keys_volumes(keys: ObjectKey | None) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def api_keys_volumes(keys: ObjectKey | None) -> list[dict[str, Any]]:
 
 
 def api_keys_mounts(keys: ObjectKey | None) -> list[dict[str, Any]]:
-    return [{"name": VOLUME, "mountPath": FOLDER, "readOnly": True}] if keys is not None else []
+    return [{"name": VOLUME, "mountPath": API_KEYS_FOLDER, "readOnly": True}] if keys is not None else []
 
 
 def _named(keys: ObjectKey) -> str:

@@ -13,25 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_runtime.sources.allowed_hubs import METADATA
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Fields = dict[str, Any]
-METADATA = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "169.254.0.0/16",  # link-local: AWS (also 169.254.170.2 and .23), Google, Azure, Oracle, OpenStack
-            "100.100.100.200/32",  # Alibaba Cloud
-            "168.63.129.16/32",  # Azure's wire server, which hands out the node's certificates and extension settings
-            "192.0.0.192/32",  # Oracle Cloud Classic
-            "fe80::/10",  # link-local: OpenStack (fe80::a9fe:a9fe), Azure's wire server by IPv6
-            "fd00:ec2::254/128",  # AWS
-            "fd00:ec2::23/128",  # the agent of EKS Pod Identity, which hands out a pod's credentials
-            "fd20:ce::254/128",  # Google Cloud
-            "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
-            "fd00:42::42/128",  # Scaleway
-        ),
-    )
-)
 IPV4_MAPPED = ipaddress.ip_network("::ffff:0:0/96")  # IPv4 addresses in another spelling
 LAST_PORT = 65535
 

@@ -99,6 +99,19 @@ def inspection_key(owner: LLMDeployment, subject: Subject) -> str:
     return _digest(named)
 
 
+def sharing_key(owner: LLMDeployment, subject: Subject, image: str) -> str:
+    """Return the key by which one answer serves several LLMDeployments of a namespace.
+
+    It has all by which the answer may differ: image, arguments, environment and volumes of the Job's pod, and so also
+    the Secrets of token and logins. One object's HF_ENDPOINT or token decides nothing for an object that has another.
+    The key of stored records has less: no upgrade, and no change of a token, inspects again.
+    """
+    pod = _pod_spec(owner, subject, image, PodDefaults())
+    (container,) = pod["containers"]
+    reached_by = {name: container[name] for name in ("image", "args", "env", "volumeMounts")}
+    return _digest([inspection_key(owner, subject), reached_by, pod["volumes"]])
+
+
 def inspect_job(
     owner: LLMDeployment, subject: Subject, image: str, defaults: PodDefaults, attempt: int = 1
 ) -> dict[str, Any]:

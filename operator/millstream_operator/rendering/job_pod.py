@@ -61,9 +61,9 @@ def job_pod_spec(
         "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
         "tolerations": tolerations(accelerator, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
-        "imagePullSecrets": [{"name": name} for name in pull_secret_names(owner)],
+        "imagePullSecrets": defaults.pull_secrets(pull_secret_names(owner)),
         "affinity": job_affinity(overlay.affinity, _node_preference(owner) if near_replicas else {}),
-        "initContainers": [*files.init_containers],
+        "initContainers": [*map(defaults.of_download, files.init_containers)],
     }
     return {
         "serviceAccountName": owner.name,
@@ -71,7 +71,7 @@ def job_pod_spec(
         "enableServiceLinks": False,
         "restartPolicy": "Never",
         "securityContext": {**POD_SECURITY, **files.pod_security},
-        "containers": [container],
+        "containers": [defaults.of_download(container)],
         "volumes": [tmp_volume(), *files.volumes],
         **{key: value for key, value in optional.items() if value},
     }

@@ -22,7 +22,7 @@ from millstream_operator.rendering.api_keys import api_keys_mounts, api_keys_vol
 from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.kueue import queue_labels
-from millstream_operator.rendering.model_source import ModelFiles, model_files
+from millstream_operator.rendering.model_source import ModelFiles, model_files, pull_secret_names
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
     LEADER,
@@ -80,8 +80,8 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
         "affinity": pod_affinity(overlay.affinity, plan.product_labels),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
         "runtimeClassName": overlay.runtime_class_name,
-        "initContainers": list(model.init_containers),
-        "imagePullSecrets": [{"name": secret.name} for secret in overlay.image_pull_secrets or []],
+        "initContainers": [*map(defaults.of_download, model.init_containers)],
+        "imagePullSecrets": defaults.pull_secrets(pull_secret_names(owner)),
     }
     return {
         "serviceAccountName": name,

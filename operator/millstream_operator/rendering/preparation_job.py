@@ -54,6 +54,8 @@ DEADLINE_SECONDS = 48 * 3600  # GPTQ of a 70B model takes hours on a CPU
 TTL_SECONDS = 24 * 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator
 DATASETS_FOLDER = "/var/run/millstream"
 DATASET_VOLUME = "dataset"
+CHECK_DATA_VARIABLE = "MILLSTREAM_CHECK_DATA"
+HELD_OUT_VOLUME = "held-out"  # what the gate judges by, in the Job that quantizes
 MIB, GIB = 1 << 20, 1 << 30
 PROCESS_BYTES = 1 * GIB  # Python, torch and the tokenized documents
 CALIBRATION_BYTES = 1 * GIB  # activations that `millstream quantize` keeps in memory; the rest is on disk
@@ -152,7 +154,14 @@ def _pod_spec(
     quantizes = step.kind is StepKind.QUANTIZE
     args, files = _quantize(owner, plan, source) if quantizes else _judge(owner, plan, source)
     resources = container_resources(_resources(plan, source, step.kind), given_resources(owner))
+    gate, checked = gate_of(owner), None
+    if quantizes and gate is not None:  # before hours of quantizing, not after them
+        checked, held_out = dataset_file(gate.dataset, HELD_OUT_VOLUME)
+        files = together(files, held_out)
     container = job_container(owner, step.kind.container, plan.runtime_image, args, resources, files.mounts)
+    if checked is not None:
+        # No flag: a model whose cache is lost is made again by the image that its plan names, which may be older.
+        container["env"] = [*container["env"], {"name": CHECK_DATA_VARIABLE, "value": checked}]
     return job_pod_spec(owner, defaults, container, files, near_replicas=owner.spec.model.cache is not None)
 
 

@@ -19,18 +19,21 @@ FAILED_ANNOTATION = "millstream.dev/failed"
 RETRIES_ANNOTATION = "millstream.dev/retries"
 JOURNALED_ANNOTATION = "millstream.dev/journaled"
 PUT_OFF_ANNOTATION = "millstream.dev/put-off"
+EVIDENCE_ANNOTATION = "millstream.dev/evidence"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a revision was given up: a reason of docs/reasons.md and its sentence.
 
-    `retry_at`: when it is tried again, RFC 3339, UTC; None: not before the spec changes.
+    `retry_at`: when it is tried again, RFC 3339, UTC; None: not before the spec changes. `retry`: what
+    `spec.rollout.retry` was when it failed.
     """
 
     reason: str
     message: str
     retry_at: str | None = None
+    retry: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Marks:
     retries: int = 0  # attempts before this one that failed for a cause that was not the revision's
     journaled: frozenset[str] | None = None  # types of its decisions in `status.decisions`; None: from before this mark
     put_off: bool = False  # its GPUs were taken after an old pod was drained for it: it waits until others are free
+    evidence: str | None = None  # of its staged shift (`rollout/traffic_shift/evidence_record.py`)
 
     def annotations(self) -> dict[str, str]:
         found = {
@@ -50,6 +54,7 @@ class Marks:
             RETRIES_ANNOTATION: str(self.retries) if self.retries else None,
             JOURNALED_ANNOTATION: ",".join(sorted(self.journaled)) if self.journaled is not None else None,
             PUT_OFF_ANNOTATION: "true" if self.put_off else None,
+            EVIDENCE_ANNOTATION: self.evidence,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -57,7 +62,8 @@ class Marks:
         if self.failure is None:
             return None
         found = {"reason": self.failure.reason, "message": self.failure.message}
-        again = {"retryAt": self.failure.retry_at} if self.failure.retry_at is not None else {}
+        again = {"retryAt": self.failure.retry_at, "retry": self.failure.retry}
+        again = {name: value for name, value in again.items() if value is not None}
         return json.dumps(found | again, ensure_ascii=False)
 
 
@@ -75,6 +81,7 @@ def read_marks(record: dict[str, Any]) -> Marks:
         retries=_count(annotations.get(RETRIES_ANNOTATION)),
         journaled=_journaled(annotations.get(JOURNALED_ANNOTATION)),
         put_off=annotations.get(PUT_OFF_ANNOTATION) == "true",
+        evidence=annotations.get(EVIDENCE_ANNOTATION),
     )
 
 
@@ -83,8 +90,8 @@ def _failure(text: str | None) -> Failure | None:
         return None
     try:
         found = json.loads(text)
-        retry_at = found.get("retryAt")
-        return Failure(str(found["reason"]), str(found["message"]), retry_at if isinstance(retry_at, str) else None)
+        retry_at, retry = (value if isinstance(value := found.get(key), str) else None for key in ("retryAt", "retry"))
+        return Failure(str(found["reason"]), str(found["message"]), retry_at, retry)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -19,6 +19,7 @@ from millstream_runtime.config import (
     AcceptanceRule,
     BootConfig,
     Device,
+    DType,
     GovernorMode,
     KVCacheDType,
     LiveConfig,
@@ -31,6 +32,8 @@ RUNTIME_PORT = 8000
 DEFAULT_HEARTBEAT_INTERVAL = "30s"
 
 _DEVICES = {AcceleratorType.GPU: Device.CUDA, AcceleratorType.CPU: Device.CPU}
+# AUTO, which stands in every boot.json of earlier plans: as the runtime chooses it on a GPU, and float32 on a CPU.
+_CPU_DTYPES = {"BF16": DType.BFLOAT16, "FP16": DType.FLOAT16}
 _KV_CACHE_DTYPES = {stored.method: stored for stored in KVCacheDType}
 
 
@@ -53,9 +56,11 @@ def boot_config(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
         device=_DEVICES[plan.accelerator],
+        dtype=_dtype(plan),
         quantization=_weight_format(plan),
         tensor_parallel_size=plan.tensor_parallel_size,
         max_model_len=engine.max_model_len_tokens,
+        planned_model_len=plan.planned_model_len_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
@@ -73,6 +78,13 @@ def boot_config(
     if engine.gpu_memory_utilization_percent is None:
         return boot
     return replace(boot, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
+
+
+def _dtype(plan: Plan) -> DType:
+    if plan.engine.dtype is not None:
+        return DType(plan.engine.dtype)
+    on_cpu = plan.accelerator is AcceleratorType.CPU
+    return _CPU_DTYPES.get(plan.dtype or "", DType.AUTO) if on_cpu else DType.AUTO
 
 
 def _weight_format(plan: Plan) -> WeightFormat | None:
@@ -111,6 +123,7 @@ def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()
         probe_key_digests=probe_key_digests,
         target_itl_milliseconds=_target_itl(spec),
         speculation_governor=_governor(spec),
+        allowed_origins=tuple((spec.service.allowed_origins if spec.service is not None else None) or ()),
     )
 
 

@@ -131,6 +131,7 @@ class RolloutStep:
     blocked: Diagnosis | None = None  # what it waits for, while no pod is drained
     wait_seconds: float | None = None  # when to decide again, though nothing changes
     shift: Shift | None = None  # what the workload holds at
+    comparison: Comparison | None = None  # of the pods of its staged shift, while it goes on
 
     @property
     def failure(self) -> Failure | None:
@@ -140,7 +141,7 @@ class RolloutStep:
 
 def next_step(inputs: RolloutInput) -> RolloutStep:
     """Return what the pods shall run, and the decisions that are announced before they do."""
-    if not inputs.announces or (tried := again(inputs.pin, inputs.now)) is None:
+    if not inputs.announces or (tried := again(inputs.owner, inputs.pin, inputs.now)) is None:
         return _step_of_attempt(inputs)
     attempt, retried = tried
     _, announced = _announced(inputs, attempt, retried)
@@ -163,7 +164,8 @@ def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     chosen = inputs.pin.marks.strategy if approach.for_now else approach.strategy
     chosen = None if asked is not None else chosen
     put_off = not is_done and _is_put_off(inputs, fallback, approach)
-    marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None, put_off=put_off)
+    failure_mark, evidence = failure if rolls_back else None, _evidence_mark(inputs, now)
+    marks = replace(inputs.pin.marks, strategy=chosen, failure=failure_mark, put_off=put_off, evidence=evidence)
     pin = replace(inputs.pin, marks=marks)
     if marks.failure is not None and fallback is not None:
         return _back_to(inputs, pin, marks.failure, fallback)
@@ -183,8 +185,15 @@ def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     decisions = [_replacing_in_place(pin, approach.why)] if drains else _of_the_shift(inputs, pin, fallback, now, shift)
     pin, announced = _announced(inputs, pin, *decisions)
     wait_seconds = READ_SECONDS if shift is not None and now is not None else None
-    phase = RolloutPhase.PROGRESSING
-    return RolloutStep(pin, pin, approach.strategy, phase, announced, wait_seconds=wait_seconds, shift=shift)
+    step = RolloutStep(pin, pin, approach.strategy, RolloutPhase.PROGRESSING, announced, None, wait_seconds, shift)
+    return step if shift is None else replace(step, comparison=inputs.comparison)
+
+
+def _evidence_mark(inputs: RolloutInput, now: Shift | None) -> str | None:
+    """What the record keeps of the staged shift while it is under way."""
+    if now is None:
+        return None
+    return inputs.comparison.evidence if inputs.comparison is not None else inputs.pin.marks.evidence
 
 
 def _of_the_shift(
@@ -264,7 +273,7 @@ def _new_failure(
     state, own = inputs.state, [pod for one in inputs.situation.new for pod in one.pods]
     if now is not None and state is not None:
         if inputs.comparison is not None and inputs.comparison.worse is not None:
-            return failure_of(canary_failed(inputs.comparison), pin.marks, inputs.now)
+            return failure_of(inputs.owner, canary_failed(inputs.comparison), pin.marks, inputs.now)
         state = replace(state, is_late=is_late(inputs.owner, own, inputs.now))
     found = certain_failure(inputs.digest, state, inputs.pods, inputs.advancing)
     if found is None:
@@ -273,7 +282,7 @@ def _new_failure(
     waits = nothing_drained and asked_strategy(inputs.owner) is not SURGE and not adopted
     if waits and found.reason in WAITS_FOR_A_NODE:
         return None
-    return failure_of(found, pin.marks, inputs.now)
+    return failure_of(inputs.owner, found, pin.marks, inputs.now)
 
 
 # The decisions
@@ -299,7 +308,7 @@ def _stopped(pin: PinnedRevision, failure: Failure, *, serves: bool) -> Decision
 
 def _when_again(failure: Failure) -> str:
     if failure.retry_at is None:
-        return "not tried again until the spec changes"
+        return "not tried again until the spec changes or spec.rollout.retry has another value"
     return f"tried again at {failure.retry_at}"
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.diagnosis.admission import pods_not_created
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.pod_facts import claims, runtime_status, secrets
 from millstream_operator.diagnosis.pod_failures import diagnose
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.diagnosis.scheduling import NO_GPU_NODE
 from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout import workload
 from millstream_operator.status.observation import Observation
@@ -53,7 +55,7 @@ def rolled_back(observation: Observation) -> Diagnosis | None:
 
 def _next_try(failure: Failure) -> str:
     if failure.retry_at is None:
-        return "Change the spec to try again."
+        return "Change the spec, or set spec.rollout.retry to another value, to try again."
     return f"It is tried again at {failure.retry_at}, because the cause lies outside the revision."
 
 
@@ -64,9 +66,24 @@ def pods_fail(observation: Observation) -> Diagnosis | None:
     """A pod of the wanted revision does not get ready, for a reason that it or its node gives."""
     found = diagnose(observation.own_pods, observation.revision.plan, last_phase(observation))
     blocked = rollout_blocked(observation)
+    if found is not None and found.reason is Reason.INSUFFICIENT_GPU and observation.lacks_gpus:
+        found = replace(found, hint=NO_GPU_NODE)
     if found is None or blocked is None:
         return found
     return replace(found, hint=f"{found.hint} {blocked.message}".lstrip())
+
+
+def workload_paused(observation: Observation) -> Diagnosis | None:
+    """Somebody paused the object that makes the pods: its controller makes none of another revision."""
+    state, owner, kind = observation.state, observation.owner, observation.workloads.kind.kind
+    if state is None or state.paused_by is None:
+        return None
+    by = f" by the field manager {state.paused_by}" if state.paused_by else ""
+    return Diagnosis(
+        Reason.ROLLOUT_PAUSED,
+        f"The {kind} {owner.name} is paused{by} (spec.paused): no pod of revision {observation.revision.name} is made.",
+        f"Resume it: kubectl rollout resume {kind.lower()}/{owner.name} -n {owner.metadata.namespace}.",
+    )
 
 
 def rollout_blocked(observation: Observation) -> Diagnosis | None:
@@ -77,7 +94,23 @@ def rollout_blocked(observation: Observation) -> Diagnosis | None:
 def pods_refused(observation: Observation) -> Diagnosis | None:
     """The ReplicaSet controller cannot create the pods."""
     message = workload.replica_failure(observation.state, observation.revision.digest)
-    return pods_not_created(message) if message is not None else None
+    found = pods_not_created(message) if message is not None else None
+    if found is None or observation.state is None or found.reason is not Reason.QUOTA_EXCEEDED:
+        return found
+    # The quota may have room by now: the controller tries again only after a while.
+    as_of = f", as of {observation.state.failed_at}" if observation.state.failed_at else ""
+    return replace(found, detail=f"{found.detail.removesuffix('.')}{as_of}.", hint=_without_a_surge(observation))
+
+
+def _without_a_surge(observation: Observation) -> str:
+    """Return how to replace pods that serve under a quota that has no room for one more."""
+    surges = observation.rollout is not None and observation.rollout.strategy is AppliedStrategy.AVAILABILITY
+    if not surges or len(observation.pods) == len(observation.own_pods):
+        return ""
+    return (
+        "A rollout that keeps every replica needs room for one pod more: raise the quota, or set rollout.strategy: "
+        "ResourceAware, which drains an old pod first."
+    )
 
 
 def deadline_passed(observation: Observation) -> Diagnosis | None:
@@ -110,6 +143,7 @@ def _until_rolled_out(policy: Policy) -> Policy:
 POLICIES: tuple[Policy, ...] = (
     not_applied,
     rolled_back,
+    _until_rolled_out(workload_paused),
     _until_rolled_out(pods_fail),
     _until_rolled_out(pods_refused),
     _until_rolled_out(rollout_blocked),

@@ -20,6 +20,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.status.api_keys import api_keys_invalid
 from millstream_operator.status.budget import budget_exceeded
+from millstream_operator.status.kept_plan import below_plan
 from millstream_operator.status.load import insufficient_replicas
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
@@ -85,6 +86,13 @@ def _rollout_blocked(observation: Observation) -> Condition | None:
     return Condition(conditions.ROLLOUT_BLOCKED, True, blocked.reason, blocked.message)
 
 
+def _insufficient_evidence(observation: Observation) -> Condition | None:
+    comparison = observation.rollout.comparison if observation.rollout is not None else None
+    if comparison is None or (lacks := comparison.insufficient) is None:
+        return None
+    return Condition(conditions.INSUFFICIENT_EVIDENCE, True, lacks.reason, lacks.message)
+
+
 def _unknown_fields(observation: Observation) -> Condition | None:
     if not observation.unknown_fields:
         return None
@@ -100,7 +108,9 @@ ABNORMAL: tuple[AbnormalPolicy, ...] = (
     api_keys_invalid,
     replicas_blocked,
     _rollout_blocked,
+    _insufficient_evidence,
     _unknown_fields,
     budget_exceeded,
     insufficient_replicas,
+    below_plan,
 )

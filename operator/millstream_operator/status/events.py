@@ -54,6 +54,12 @@ def event_for_object(
     return _event(metadata, ready["reason"], ready["message"], now, is_warning=_is_warning(was, ready))
 
 
+def managed_by_another_event(metadata: Mapping[str, Any], name: str, message: str, now: str) -> dict[str, Any]:
+    """Return the Event of that name which says that another release manages the object."""
+    event = _event(metadata, Reason.MANAGED_BY_ANOTHER, message, now, is_warning=True)
+    return event | {"metadata": {"name": name, "namespace": metadata["namespace"]}}
+
+
 def _metadata(owner: LLMDeployment) -> dict[str, Any]:
     metadata = owner.metadata
     return {

@@ -19,7 +19,7 @@ Manifest = dict[str, Any]
 def memory_status(observation: Observation) -> Manifest | None:
     """The field as it is written; None where neither side is known."""
     plan = observation.revision.plan
-    predicted, measured = _predicted(plan), _measured(observation)
+    predicted, measured = _predicted(plan), measured_memory(observation)
     found = {"predicted": predicted, "measured": measured, "correction": _correction(plan)}
     ignored = _ignored(plan, predicted, measured)
     sides: Manifest = {side: numbers for side, numbers in found.items() if numbers}
@@ -55,7 +55,8 @@ def _predicted(plan: Manifest) -> Manifest:
     } | tokens
 
 
-def _measured(observation: Observation) -> Manifest:
+def measured_memory(observation: Observation) -> Manifest:
+    """Return what a pod of the wanted revision measured; empty where none did."""
     known: Manifest = (observation.previous.get("memory") or {}).get("measured") or {}
     rollout = observation.previous.get("rollout") or {}
     if known and rollout.get("updateRevision") == observation.revision.name:

@@ -44,6 +44,7 @@ class Observation:
     companions: Sequence[Condition] | None = None  # of autoscaler and monitors; None: not observed
     outdated: Diagnosis | None = None  # what a new plan would gain
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
+    lacks_gpus: bool = False  # no node of the cluster offers a GPU, and none is declared
     unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
     compared: Measurement | None = None  # what a pod measured, with the predictions for it
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer

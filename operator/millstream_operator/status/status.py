@@ -14,7 +14,7 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import Decision, journal
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
@@ -80,6 +80,19 @@ def _model(observation: Observation) -> Manifest:
         "resolvedDraftRevision": running.resolved_draft_revision,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def status_of_terminating(previous: Manifest, metadata: Manifest, now: str) -> Manifest:
+    """Return the status of an object that is being deleted and waits for finalizers; all else stays."""
+    waits = ", ".join(metadata.get("finalizers") or ())
+    said = f"It is being deleted{f'; it waits for its finalizers: {waits}' if waits else ''}."
+    found = [
+        Condition(kind, value, Reason.TERMINATING, said)
+        for kind, value in ((conditions.READY, False), (conditions.RECONCILING, True))
+    ]
+    before, replaced = previous.get("conditions", ()), {conditions.READY, conditions.RECONCILING, conditions.STALLED}
+    kept = [one for one in before if one["type"] not in replaced]
+    return previous | {"conditions": [*conditions.merged(before, found, metadata.get("generation", 0), now), *kept]}
 
 
 def status_of_invalid(
@@ -150,4 +163,6 @@ def _rollout(observation: Observation) -> Manifest:
         is_scaling = observation.is_serving and step.phase is RolloutPhase.PROGRESSING
         phase = RolloutPhase.COMPLETE if is_scaling else step.phase
         found |= {"strategy": step.strategy.value, "phase": phase.value}
+        if step.comparison is not None:
+            found["evidence"] = step.comparison.progress or None
     return {name: value for name, value in found.items() if value is not None}

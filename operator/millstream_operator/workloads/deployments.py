@@ -52,8 +52,10 @@ class Deployments:
             counts=counts,
             is_late=find(conditions, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED,
             failure=str(failure.get("message", "")) if failure.get("status") == "True" else None,
+            failed_at=str(failure.get("lastUpdateTime") or failure.get("lastTransitionTime") or ""),
             held=held,
             held_of=held_of(live) if held is not None else None,
+            paused_by=_paused_by(live),
         )
 
     def to_zero(self) -> Manifest:
@@ -67,6 +69,12 @@ class Deployments:
 
     def needs(self, template: Manifest) -> ReplicaNeeds:
         return ReplicaNeeds(read_needs(template))
+
+
+def _paused_by(live: Manifest) -> str | None:
+    if not live["spec"].get("paused"):
+        return None
+    return next((str(one["manager"]) for one in live["metadata"].get("managedFields") or () if one.get("manager")), "")
 
 
 DEPLOYMENTS: Workload = Deployments()

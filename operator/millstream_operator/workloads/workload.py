@@ -39,8 +39,10 @@ class WorkloadState:
     counts: Mapping[str, int] = field(default_factory=dict)
     is_late: bool = False  # no progress within `rollout.progressDeadline`
     failure: str | None = None  # why pods cannot be created, in the words of Kubernetes
+    failed_at: str = ""  # when that was seen last, RFC 3339; "" where it is not known
     held: int | None = None  # new replicas that its rollout holds at; None: it does not hold
     held_of: int | None = None  # of how many replicas, as it was rendered; None: not recorded
+    paused_by: str | None = None  # the field manager that paused it, "" where it is not known; None: it is not paused
 
 
 class Workload(Protocol):

@@ -53,6 +53,7 @@ from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.processes.memory_remedy import MEMORY_REMEDY
 
 Link = Channel[Reply, Command]
 Made = TypeVar("Made")
@@ -172,7 +173,7 @@ def as_failure(error: Exception, rank: int) -> RuntimeFailure:
     if isinstance(error, RuntimeFailure):
         return RuntimeFailure(error.reason, f"Rank {rank}: {error.message}")
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return RuntimeFailure(FailureReason.OUT_OF_MEMORY, f"Rank {rank} ran out of memory; give the pod more.")
+        return RuntimeFailure(FailureReason.OUT_OF_MEMORY, f"Rank {rank} ran out of memory; {MEMORY_REMEDY}.")
     logging.getLogger("millstream").error("rank_crashed\n%s", "".join(traceback.format_exception(error)))
     return RuntimeFailure(
         FailureReason.RUNTIME_CRASHED,

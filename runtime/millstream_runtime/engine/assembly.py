@@ -22,6 +22,7 @@ from millstream_runtime.engine.request import EngineStats
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
+from millstream_runtime.engine.scheduling.pacing import Pace
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.draft_choice import Drawn
@@ -40,9 +41,9 @@ def make_blocks(config: RuntimeConfig, loaded: LoadedModel, model: ModelConfig, 
     """Return the block tables over the loaded model's pool. `model`: as this engine applies it."""
     root = b""
     if config.enable_prefix_caching:
-        digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
+        digest, arithmetic = checkpoint_digest(Path(config.model)), loaded.shard_config.arithmetic
         block, stored = config.block_size_tokens, config.kv_cache_dtype
-        root = prefix_root(digest, model, dtype, block, num_ranks, loaded.layout, stored)
+        root = prefix_root(digest, model, arithmetic, block, num_ranks, loaded.layout, stored)
     windows = loaded.layout.windows
     if loaded.draft is not None and len(windows) == 1 and windows[0] is not None:
         windows = (windows[0] + DRAFT_LAG_TOKENS,)  # for the draft model, which is so far behind
@@ -147,6 +148,7 @@ def engine_stats(
     scheduler: Scheduler,
     blocks: BlockManager,
     drafting: Drafting | None,
+    pace: Pace | None,
     *,
     steps_total: int,
     last_step_tokens: int,
@@ -166,4 +168,5 @@ def engine_stats(
         prefix_cache_hit_tokens_total=scheduler.hit_tokens_total,
         speculation=None if drafting is None else drafting.stats(),
         ended_by_preemptions=dict(scheduler.ended_by_preemptions),
+        prompt_pace=None if pace is None else pace.chosen,
     )

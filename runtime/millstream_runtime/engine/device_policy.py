@@ -23,6 +23,7 @@ from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.engine.request import SamplingParams
 
 if TYPE_CHECKING:
+    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
 
@@ -86,6 +87,14 @@ class DevicePolicy(Protocol):
     def compiled_problem(self) -> str | None:
         """Why there is no `compiled_code`."""
 
+    @property
+    def bfloat16_product(self) -> Bfloat16Product | None:
+        """What multiplies bfloat16 numbers on a CPU; None: nothing does."""
+
+    @property
+    def bfloat16_problem(self) -> str | None:
+        """Why there is no `bfloat16_product`."""
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool."""
 
@@ -119,6 +128,8 @@ class AcceleratorPolicy:
     is_synchronous = False
     compiled_code = None
     compiled_problem = "it is compiled for a CPU"
+    bfloat16_product = None
+    bfloat16_problem = "it is a CPU's"
     default_target_itl_milliseconds = None
 
     def __init__(

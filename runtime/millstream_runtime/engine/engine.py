@@ -337,6 +337,7 @@ class Engine:
             self._scheduler,
             self._blocks,
             self._drafting,
+            self._pace,
             steps_total=self._steps_total,
             last_step_tokens=self._last_step_tokens,
         )

@@ -85,8 +85,9 @@ class Request:
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     is_heartbeat: bool = False  # warm-up and heartbeats never count as user traffic, and cache nothing
-    priority: int = 0  # lower is served earlier; see engine.scheduler for how far it reaches
+    priority: int = 0  # lower is served earlier among the requests of one client: see `scheduling.waiting_order`
     cache_salt: str = ""  # the prefix cache is shared among requests of equal salt only
+    client: str = ""  # whose request it is, among whom the engine shares itself out: see `scheduling.fair_queue`
 
 
 # No object of it can be part of a cycle, so the garbage collector need not look at it. With a long prompt or answer
@@ -156,6 +157,20 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPace:
+    """What bounded the prompts of the last step that they shared with decodes or with one another, as `pacing` chose.
+
+    Rates are measured; 0 before that. `chunk_tokens`: of prompts, where none of their context is computed yet.
+    """
+
+    target_itl_seconds: float
+    longest_step_seconds: float
+    chunk_tokens: int
+    decode_step_seconds: float  # of the step's decodes without prompts
+    prompt_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot between two steps, for `/metrics` and `/ready`. Totals count users' requests only."""
 
@@ -172,6 +187,7 @@ class EngineStats:
     prefix_cache_hit_tokens_total: int = 0
     speculation: SpeculationStats | None = None  # None: it is off
     ended_by_preemptions: dict[int, int] = field(default_factory=dict)  # requests, by how often each was preempted
+    prompt_pace: PromptPace | None = None  # None: time bounds no prompts, or none has shared a step yet
 
     @property
     def kv_cache_usage(self) -> float:

@@ -45,6 +45,7 @@ from millstream_runtime.engine_process.messages import (
 )
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
+from millstream_runtime.processes.memory_remedy import MEMORY_REMEDY
 
 HEARTBEAT_PROMPT = (0,)
 
@@ -247,8 +248,7 @@ def failure_of(error: BaseException) -> RuntimeFailure:
     if is_out_of_memory(error):
         return RuntimeFailure(
             FailureReason.OUT_OF_MEMORY,
-            "The engine ran out of memory; give the pod more, or lower --max-num-seqs, --max-num-batched-tokens "
-            "or --kv-cache-memory-bytes.",
+            f"The engine ran out of memory; {MEMORY_REMEDY}.",
         )
     log.error("engine_crashed", traceback="".join(traceback.format_exception(error)))
     return RuntimeFailure(

@@ -3,7 +3,8 @@
     folder/model-Q4_K_M.gguf                              one file
     folder/model-00001-of-00003.gguf  …                   parts; the first has the metadata
 
-A folder with *.safetensors is never read this way. Files of vision towers (`mmproj…`) are left out.
+A folder with *.safetensors is never read this way. Files of vision towers (`mmproj-F16.gguf`, `model-mmproj.gguf`) and
+importance matrices (`model-imatrix.gguf`) are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from millstream_runtime.gguf.tensor_names import hugging_face_name
 
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 VISION_PREFIX = "mmproj"
+# Also the suffix of a model that was quantized with a matrix: alone in its place, such a file is the model.
+_COMPANION = re.compile(r"(?<![A-Za-z0-9])(mmproj|imatrix)(?![A-Za-z0-9])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,12 @@ class StoredGgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """`tensors`: by their names in a Hugging Face checkpoint; those that no model here reads are left out."""
+    """`tensors`: by their names in a Hugging Face checkpoint. `unnamed`: those without one, and their files."""
 
     path: Path  # the first file
     header: GgufHeader  # its header, with the metadata
     tensors: dict[str, StoredGgufTensor]
+    unnamed: dict[str, Path]
 
     @property
     def architecture(self) -> str:
@@ -75,7 +79,7 @@ def gguf_files_of(names: Collection[str], where: str) -> list[str]:
     """
     if _has_safetensors(names):
         return []
-    found = _gguf_names(names)
+    found = gguf_model_names(names)
     models = {(match[1], match[3]) if (match := _PART.fullmatch(name)) else (name, "") for name in found}
     if len(models) > 1:
         raise RuntimeFailure(
@@ -94,17 +98,19 @@ def gguf_files_of(names: Collection[str], where: str) -> list[str]:
 
 def gguf_files_left_out(names: Collection[str]) -> list[str]:
     """The GGUF files of a folder whose *.safetensors are read, and not they."""
-    return _gguf_names(names) if _has_safetensors(names) else []
+    return gguf_model_names(names) if _has_safetensors(names) else []
 
 
 def _has_safetensors(names: Collection[str]) -> bool:
     return any(name.endswith(".safetensors") and "/" not in name for name in names)
 
 
-def _gguf_names(names: Collection[str]) -> list[str]:
-    """Of models: no vision towers, and nothing in subfolders, of which nothing is read."""
+def gguf_model_names(names: Collection[str]) -> list[str]:
+    """GGUF files of models: no vision towers, no importance matrices, and nothing in subfolders."""
     left_out = (VISION_PREFIX, ".")
-    return sorted(one for one in names if one.endswith(".gguf") and "/" not in one and not one.startswith(left_out))
+    listed = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
+    listed = [name for name in listed if not name.startswith(left_out)]
+    return [name for name in listed if not _COMPANION.search(name)] or listed
 
 
 def gguf_files_in(folder: Path) -> list[Path]:
@@ -128,11 +134,14 @@ def gguf_model(headers: Mapping[Path, GgufHeader]) -> GgufModel:
     first = next(iter(headers))
     is_gemma = str(headers[first].metadata.get("general.architecture", "")).startswith("gemma")
     tensors: dict[str, StoredGgufTensor] = {}
+    unnamed: dict[str, Path] = {}
     for path, header in headers.items():
         for tensor in header.tensors.values():
             name = hugging_face_name(tensor.name, is_gemma=is_gemma)
             if name is not None and name in tensors:
                 raise invalid_gguf(str(path), f"has tensor {tensor.name}, which another part has too")
-            if name is not None:
+            if name is None:
+                unnamed[tensor.name] = path
+            else:
                 tensors[name] = StoredGgufTensor(path, tensor)
-    return GgufModel(first, headers[first], tensors)
+    return GgufModel(first, headers[first], tensors, unnamed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
@@ -38,6 +38,30 @@ class MetadataFields:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise self.wrong(name, value, "a positive number")
         return float(value)
+
+    def any_number(self, name: str) -> float:
+        """A number that may be 0 or negative."""
+        value = self._metadata.get(f"{self._prefix}{name}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -math.inf < value < math.inf:
+            raise self.wrong(name, value, "a number")
+        return float(value)
+
+    def refuse_unknown(self, start: str, known: Collection[str]) -> None:
+        """Refuse a field whose name begins so and that is not `known`: it could change every answer.
+
+        Raises:
+            RuntimeFailure: UnsupportedByRuntime, naming the field.
+        """
+        for name in self._metadata:
+            plain = name.removeprefix(self._prefix)
+            if name.startswith(f"{self._prefix}{start}") and plain not in known:
+                raise self.unsupported(
+                    plain[:120], self._metadata[name], f"files without it, or with {', '.join(known)}"
+                )
+
+    def is_zero(self, name: str) -> bool:
+        value = self._metadata.get(f"{self._prefix}{name}")
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._metadata.get(f"{self._prefix}{name}", default)

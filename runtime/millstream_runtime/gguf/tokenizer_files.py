@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_runtime.gguf.metadata_fields import MetadataFields
+from millstream_runtime.gguf.special_tokens import PREFIX, adds_bos, named_ends, token_id
 
-PREFIX = "tokenizer.ggml."
 CONTROL, USER_DEFINED = 3, 4  # token types
 SPACE = "\u2581"  # SentencePiece's
 MAX_PIECE_CHARACTERS = 64  # of a piece whose merges are looked for
@@ -62,17 +62,24 @@ def tokenizer_json(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     tokens = fields.items("tokens", str)
     if kind not in ("gpt2", "llama") or not tokens:
         raise fields.unsupported("model", kind or "missing", "gpt2, llama; or put a tokenizer.json next to the file")
-    types = fields.items("token_type", int, len(tokens)) if "token_type" in fields else [1] * len(tokens)
+    types = list(fields.items("token_type", int, len(tokens))) if "token_type" in fields else [1] * len(tokens)
+    for number in named_ends(metadata).values():
+        types[number] = CONTROL  # llama.cpp does so, too: some files call them ordinary text
     vocabulary: dict[str, int] = {}
     for number, token in enumerate(tokens):
         vocabulary.setdefault(token, number)
-    parts = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentence_piece(fields, tokens, vocabulary, types)
+    if kind == "gpt2":
+        parts = _byte_level(fields, vocabulary)
+    else:
+        parts = _sentence_piece(fields, tokens, vocabulary, types, _id(fields, metadata, "unknown_token_id"))
     added = [
         _added_token(number, token, is_special=kind_of == CONTROL)
         for number, (token, kind_of) in enumerate(zip(tokens, types, strict=True))
         if kind_of in (CONTROL, USER_DEFINED)
     ]
-    around = _template(fields, tokens, adds_bos=fields.flag("add_bos_token", kind == "llama"))
+    before = _id(fields, metadata, "bos_token_id") if adds_bos(fields) else None
+    after = _id(fields, metadata, "eos_token_id") if fields.flag("add_eos_token", False) else None
+    around = _template(tokens, before, after)
     return {"version": "1.0", "added_tokens": added, "post_processor": around, **parts}
 
 
@@ -82,17 +89,22 @@ def tokenizer_config(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     tokens = fields.items("tokens", str)
     found: dict[str, Any] = {}
     for name, field in SPECIAL_TOKENS.items():
-        if field in fields and tokens:
-            found[name] = _token(fields, field, tokens)
+        number = _id(fields, metadata, field)
+        if number is not None and tokens:
+            found[name] = tokens[number]
     template = MetadataFields(metadata, where, "tokenizer.").word("chat_template")
     return found | ({"chat_template": template} if template else {})
 
 
-def _token(fields: MetadataFields, field: str, tokens: Sequence[str]) -> str:
-    number = fields.integer(field, least=0)
-    if number >= len(tokens):
-        raise fields.wrong(field, number, f"a token below {len(tokens)}")
-    return tokens[number]
+def _id(fields: MetadataFields, metadata: Mapping[str, Any], field: str) -> int | None:
+    """`token_id`, where the field is an integer or absent.
+
+    Raises:
+        RuntimeFailure: it is something else.
+    """
+    if field in fields and type(metadata[f"{PREFIX}{field}"]) is not int:
+        raise fields.wrong(field, metadata[f"{PREFIX}{field}"], "a token's id")
+    return token_id(metadata, field)
 
 
 def _byte_level(fields: MetadataFields, vocabulary: Mapping[str, int]) -> dict[str, Any]:
@@ -122,7 +134,11 @@ def _byte_level(fields: MetadataFields, vocabulary: Mapping[str, int]) -> dict[s
 
 
 def _sentence_piece(
-    fields: MetadataFields, tokens: Sequence[str], vocabulary: Mapping[str, int], types: Sequence[int]
+    fields: MetadataFields,
+    tokens: Sequence[str],
+    vocabulary: Mapping[str, int],
+    types: Sequence[int],
+    unknown: int | None,
 ) -> dict[str, Any]:
     scores = fields.items("scores", float, len(tokens))
     adds_space = fields.flag("add_space_prefix", True)
@@ -137,7 +153,7 @@ def _sentence_piece(
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *last]},
         "model": {
             "type": "BPE",
-            "unk_token": _token(fields, "unknown_token_id", tokens) if "unknown_token_id" in fields else None,
+            "unk_token": None if unknown is None else tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary,
@@ -164,19 +180,18 @@ def _added_token(number: int, token: str, *, is_special: bool) -> dict[str, Any]
     return {"id": number, "content": token, "special": is_special, **exact}
 
 
-def _template(fields: MetadataFields, tokens: Sequence[str], *, adds_bos: bool) -> dict[str, Any]:
-    """What stands around a prompt."""
-    adds = (("bos_token_id", adds_bos), ("eos_token_id", fields.flag("add_eos_token", False)))
-    ids = {field: fields.integer(field, least=0) for field, is_added in adds if is_added and field in fields}
-    special = {_token(fields, field, tokens): number for field, number in ids.items()}
-    before, after = (
-        [{"SpecialToken": {"id": _token(fields, field, tokens), "type_id": 0}}] if field in ids else []
-        for field in ("bos_token_id", "eos_token_id")
+def _template(tokens: Sequence[str], before: int | None, after: int | None) -> dict[str, Any]:
+    """What stands around a prompt. `before`, `after`: ids of tokens."""
+    numbers = [number for number in (before, after) if number is not None]
+    first, last = (
+        [] if number is None else [{"SpecialToken": {"id": tokens[number], "type_id": 0}}] for number in (before, after)
     )
     texts = [{"Sequence": {"id": name, "type_id": place}} for place, name in enumerate("AB")]
     return {
         "type": "TemplateProcessing",
-        "single": [*before, texts[0], *after],
-        "pair": [*before, *texts, *after],
-        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in special.items()},
+        "single": [*first, texts[0], *last],
+        "pair": [*first, *texts, *last],
+        "special_tokens": {
+            tokens[number]: {"id": tokens[number], "ids": [number], "tokens": [tokens[number]]} for number in numbers
+        },
     }

@@ -22,6 +22,7 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.loading.part_weights import IsWanted, PartWeights
 from millstream_runtime.models.loading.staged_placement import placement_for
+from millstream_runtime.models.loading.unread_tensors import refuse_unread
 from millstream_runtime.models.loading.weights import ExpectedWeights
 from millstream_runtime.models.registry import build_model, expected_weights, layouts_of, log_what_is_read
 
@@ -42,7 +43,17 @@ class PartBytes:
 class ModelParts:
     """The parts of the model of a folder."""
 
-    def __init__(self, config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        may_round_activations: bool = True,
+    ) -> None:
+        """`may_round_activations`: as in `registry.load_model`."""
+        self._may_round_activations = may_round_activations
         self._config, self._folder, self._dtype, self._device = config, folder, dtype, device
         self._layout_of = layouts_of(config)
 
@@ -53,10 +64,11 @@ class ModelParts:
             RuntimeFailure: CheckpointInvalid, naming file and tensor.
         """
         wanted = expected_weights(self._config, self._dtype)
-        with open_checkpoint(self._folder) as checkpoint:
+        with open_checkpoint(self._folder, is_tied=self._config.tie_word_embeddings) as checkpoint:
             checkpoint.check(
                 wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents
             )
+            refuse_unread(checkpoint, wanted.expected, self._config)
             log_what_is_read(self._config, self._folder, checkpoint.num_skipped)
 
     def embedding(self) -> Decoder:
@@ -74,7 +86,8 @@ class ModelParts:
         return self._load(lambda name: LAYER.match(name) is None and (is_tied or name != EMBEDDING))
 
     def _load(self, is_wanted: IsWanted, copy_budget_bytes: int = 0) -> Decoder:
-        with open_checkpoint(self._folder) as checkpoint, placement_for(self._device) as placement:
+        is_tied = self._config.tie_word_embeddings
+        with open_checkpoint(self._folder, is_tied=is_tied) as checkpoint, placement_for(self._device) as placement:
             weights = PartWeights(
                 checkpoint,
                 self._dtype,
@@ -83,6 +96,7 @@ class ModelParts:
                 copy_budget_bytes=copy_budget_bytes,
                 layout_of=self._layout_of,
                 placement=placement,
+                may_round_activations=self._may_round_activations,
             )
             return build_model(self._config, weights, placement)
 

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from millstream_runtime.config_json_fields import problem_with_unread, unread_fields
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out, read_gguf_folder
 from millstream_runtime.logs import log
-from millstream_runtime.model_families import RUNNABLE, WITH_VISION
+from millstream_runtime.model_families import RUNNABLE, WITH_VISION, with_class_defaults
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.config.text_config import language_model_fields
@@ -24,8 +26,16 @@ from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.loading.placement import Placement
 from millstream_runtime.models.loading.staged_placement import placement_for
+from millstream_runtime.models.loading.tied_head import with_stored_head
+from millstream_runtime.models.loading.unread_tensors import refuse_unread
 from millstream_runtime.models.loading.weights import ExpectedWeights, LayoutOf, LoadedWeights, Weights
 from millstream_runtime.quantization.layouts import layout_for
+from millstream_runtime.quantization_config.modelopt import MODELOPT_LIMIT_BYTES, MODELOPT_NAME, refuse_modelopt
+from millstream_runtime.strict_json import read_strict_json
+
+if TYPE_CHECKING:
+    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.loaded_code import LoadedCode
 
 OnRead = Callable[[int, int], None]  # done_bytes, total_bytes
 
@@ -76,16 +86,39 @@ def load_model_config(folder: Path) -> ModelConfig:
         fields = Fields(fields.path, {**fields.values, "architectures": [architecture]})
     if architecture not in ARCHITECTURES:
         raise fields.unsupported("architecture", architecture, ", ".join((*ARCHITECTURES, *OTHER_NAMES, *WITH_VISION)))
-    return family_code(architecture).read_config(fields)
+    if gguf is None and (unread := unread_fields(fields.values, ARCHITECTURES[architecture].model_type)):
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{fields.path}: {problem_with_unread(unread)}")
+    with_defaults = Fields(fields.path, with_class_defaults(fields.values, ARCHITECTURES[architecture]))
+    config = family_code(architecture).read_config(with_defaults)
+    if config.quantization is None:
+        _refuse_modelopt(folder)
+    return with_stored_head(config, folder)
 
 
-def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> ExpectedWeights:
+def _refuse_modelopt(folder: Path) -> None:
+    """See `refuse_modelopt`; a file that is no such JSON says nothing."""
+    path = folder / MODELOPT_NAME
+    if not path.is_file() or path.stat().st_size > MODELOPT_LIMIT_BYTES:
+        return
+    try:
+        values = read_strict_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(values, dict):
+        refuse_modelopt(values, str(path))
+
+
+def expected_weights(
+    config: ModelConfig, numbers: Arithmetic | torch.dtype, ranks: Ranks = SINGLE_PROCESS
+) -> ExpectedWeights:
     """Every tensor that a checkpoint of this configuration must hold, and the bytes that a rank's share will take.
+
+    `numbers`: as in `load_model`.
 
     Raises:
         InvalidConfigError: the model cannot be divided by the number of ranks; the message names what does not divide.
     """
-    weights = ExpectedWeights(dtype, ranks, layouts_of(config))
+    weights = ExpectedWeights(numbers, ranks, layouts_of(config))
     family_code(config.architecture).build(config, weights)
     return weights
 
@@ -93,27 +126,36 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SIN
 def load_model(
     config: ModelConfig,
     folder: Path,
-    dtype: torch.dtype,
+    numbers: Arithmetic | torch.dtype,
     device: torch.device,
     ranks: Ranks = SINGLE_PROCESS,
     on_read: OnRead | None = None,
     copy_budget_bytes: int = 0,
     kernels: LayerKernels | None = None,
+    *,
+    may_round_activations: bool = True,
+    code: LoadedCode | None = None,
+    product: Bfloat16Product | None = None,
 ) -> Decoder:
     """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
 
     Args:
+        numbers: a type is that of all.
         copy_budget_bytes: what second copies of linear weights may take, on a device that uses them.
         kernels: what computes norms, gates and packed linears.
+        may_round_activations: see `TensorSource`; not where the user names the arithmetic.
+        code: what computes products by weights that a CPU holds in 16 bits.
+        product: what computes those of layers where `numbers.rounds_products`.
         on_read: called before the first tensor and after each, with the bytes read so far and the bytes of the share.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
     """
-    with open_checkpoint(folder) as checkpoint:
-        wanted = expected_weights(config, dtype, ranks)
+    with open_checkpoint(folder, is_tied=config.tie_word_embeddings) as checkpoint:
+        wanted = expected_weights(config, numbers, ranks)
         checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
         if ranks.rank == 0:
+            refuse_unread(checkpoint, wanted.expected, config)
             log_what_is_read(config, folder, checkpoint.num_skipped)
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads if name in checkpoint)
 
@@ -125,7 +167,18 @@ def load_model(
         layout_of = layouts_of(config)
         with placement_for(device) as placement:
             weights = LoadedWeights(
-                checkpoint, dtype, device, ranks, report, copy_budget_bytes, layout_of, kernels, placement
+                checkpoint,
+                numbers,
+                device,
+                ranks,
+                report,
+                copy_budget_bytes,
+                layout_of,
+                kernels,
+                placement,
+                may_round_activations=may_round_activations,
+                code=code,
+                product=product,
             )
             model = build_model(config, weights, placement)
         if weights.implementations and ranks.rank == 0:

@@ -19,7 +19,8 @@ from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_b
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quality import report
-from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents, tokenize
+from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents_once, tokenize
+from millstream_runtime.quality.judged_files import JudgedFile, judged_files, require_unchanged
 from millstream_runtime.quality.scored_model import ScoredModel, with_max_model_len
 from millstream_runtime.quality.slice_figures import by_slice
 from millstream_runtime.quality.streamed_model import StreamedModel
@@ -61,11 +62,18 @@ def compare(
         RuntimeFailure: bad data, tokenizers that differ, or a model that cannot be loaded; one sentence.
     """
     base, candidate = (with_max_model_len(one, settings.max_tokens) for one in (base, candidate))
-    documents, tokenizer = _documents(base, candidate, settings)
-    data = report.JudgedData(str(settings.data), documents_digest(settings.data, "--data"))  # it may be gone later
+    files = {one.model: judged_files(Path(one.model)) for one in (base, candidate)}
+    documents, tokenizer, num_repeated = _documents(base, candidate, settings)
+    digest = documents_digest(settings.data, "--data")  # it may be gone later
+    data = report.JudgedData(str(settings.data), digest, num_repeated)
     models = StreamedModel(base), StreamedModel(candidate)
     room = room_for(*models, max(len(one.token_ids) for one in documents))
-    scores = stream_scores(*models, documents, room, on_progress)
+    try:
+        scores = stream_scores(*models, documents, room, on_progress)
+    except RuntimeFailure:
+        _require_unchanged(files)  # what a loader says of files that were replaced names the effect, not the cause
+        raise
+    _require_unchanged(files)
     verdicts = [judge(one, settings.workload, settings.limits) for one in by_slice(scores, settings.seed)]
     worst = report.worst_documents(scores, settings.num_worst)
     answers = [
@@ -74,16 +82,21 @@ def compare(
     ]
     shown = [_shown(tokenizer, *each) for each in zip(worst, *answers, strict=True)]
     sides = [
-        report.JudgedModel(one.model, model.bytes.whole, one.kv_cache_dtype.value)
+        report.JudgedModel(one.model, model.bytes.whole, one.kv_cache_dtype.value, files[one.model])
         for one, model in zip((base, candidate), models, strict=True)
     ]
     return report.build(sides[0], sides[1], data, scores, verdicts, shown)
 
 
+def _require_unchanged(files: Mapping[str, Sequence[JudgedFile]]) -> None:
+    for folder, before in files.items():
+        require_unchanged(Path(folder), before)
+
+
 def _documents(
     base: RuntimeConfig, candidate: RuntimeConfig, settings: ComparisonSettings
-) -> tuple[list[TokenizedDocument], Tokenizer]:
-    documents = read_documents(settings.data, settings.max_documents)
+) -> tuple[list[TokenizedDocument], Tokenizer, int]:
+    documents, num_repeated = read_documents_once(settings.data, settings.max_documents)
     shapes = [load_model_config(Path(one.model)) for one in (base, candidate)]
     if shapes[0].vocab_size != shapes[1].vocab_size:
         raise InvalidConfigError(
@@ -101,7 +114,7 @@ def _documents(
                 "chat templates differ. Copy tokenizer.json, tokenizer_config.json and chat_template.jinja of the base."
             )
     check_enough(found[0])
-    return found[0], tokenizers[0]
+    return found[0], tokenizers[0], num_repeated
 
 
 def _prompt(scores: DocumentScores) -> list[int]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,33 @@ class TokenizedDocument:
         return len(self.token_ids) - self.num_prompt_tokens
 
 
+def content_of(document: Document) -> str:
+    """Return what makes two lines the same document: all but its slice."""
+    return json.dumps([document.messages, document.prompt, document.answer])
+
+
+def read_documents_once(path: Path, max_documents: int, flag: str = "--data") -> tuple[list[Document], int]:
+    """Return the first line of each document of a slice, at most `max_documents`, and how many lines repeat one.
+
+    A document that is judged twice weighs twice, and intervals drawn from such a file are too narrow. Each slice has
+    figures of its own, so a document may be in several.
+
+    Raises:
+        InvalidConfigError: see `read_documents`.
+    """
+    unique: dict[tuple[str, str], Document] = {}
+    num_repeated = 0
+    for document in _documents(path, flag):
+        key = document.slice, content_of(document)
+        if key in unique:
+            num_repeated += 1
+        elif len(unique) < max_documents:
+            unique[key] = document
+        else:
+            break
+    return list(unique.values()), num_repeated
+
+
 def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "--data") -> list[Document]:
     """Return the documents in the order of the file, at most `max_documents`. `flag`: what named it, for messages.
 
@@ -68,6 +96,21 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "
         InvalidConfigError: the file cannot be read or is too large, or a line is no document; the message has its
             number.
     """
+    return list(islice(_documents(path, flag), max_documents))
+
+
+def _documents(path: Path, flag: str) -> Iterator[Document]:
+    """Lines are read one by one: a bad one behind the last that is wanted is no error."""
+    has_document = False
+    for number, line in enumerate(_lines(path, flag), 1):
+        if line.strip():
+            has_document = True
+            yield _document(line, number, path)
+    if not has_document:
+        raise InvalidConfigError(f"{flag} {path} has no document; each line is a JSON object with {FORMS}.")
+
+
+def _lines(path: Path, flag: str) -> list[str]:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # it is read more than once
@@ -75,21 +118,12 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "
         if found.st_size > MAX_FILE_BYTES:
             raise InvalidConfigError(f"{flag} {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
         content = path.read_bytes()
-        lines = content.decode("utf-8-sig").split("\n")  # some editors begin a file with a mark
+        return content.decode("utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:
         raise InvalidConfigError(f"Cannot read {flag} {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         bad = content.count(b"\n", 0, error.start) + 1
         raise InvalidConfigError(f"Line {bad} of {path} is not UTF-8, at byte {error.start} of the file.") from None
-    documents: list[Document] = []
-    for number, line in enumerate(lines, 1):
-        if len(documents) == max_documents:
-            break
-        if line.strip():
-            documents.append(_document(line, number, path))
-    if not documents:
-        raise InvalidConfigError(f"{flag} {path} has no document; each line is a JSON object with {FORMS}.")
-    return documents
 
 
 def documents_digest(path: Path, flag: str) -> str:

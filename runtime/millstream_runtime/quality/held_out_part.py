@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from millstream_runtime.quality.documents import DEFAULT_SLICE, Document, TokenizedDocument
+from millstream_runtime.quality.documents import DEFAULT_SLICE, Document, TokenizedDocument, content_of
 from millstream_runtime.quality.verdict import MIN_DOCUMENTS, MIN_TOKENS
 
 HELD_OUT_SHARE = 0.1
@@ -21,11 +21,6 @@ MAX_HELD_OUT_DOCUMENTS = 200  # of a slice; more would take longer to judge than
 MAX_JUDGED_TOKENS = 2048  # of a document: what `millstream quality` reads by default
 
 Tokenize = Callable[[Document], TokenizedDocument]
-
-
-def content_of(document: Document) -> str:
-    """Return what makes two lines the same document: all but its slice."""
-    return json.dumps([document.messages, document.prompt, document.answer])
 
 
 def shuffled_once(

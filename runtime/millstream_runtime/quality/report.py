@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream_runtime.quality.judged_files import JudgedFile
 from millstream_runtime.quality.token_scores import DocumentScores
 from millstream_runtime.quality.verdict import SliceVerdict
 
@@ -23,6 +24,7 @@ class JudgedModel:
     path: str
     weights_bytes: int
     kv_cache_dtype: str
+    files: tuple[JudgedFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class JudgedData:
 
     path: str
     sha256: str
+    documents_repeated: int  # lines left out, each of which repeats another one
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from millstream_runtime.config import KVCacheDType, RuntimeConfig
+from millstream_runtime.config import DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.pass_input import PassInput
 from millstream_runtime.engine.execution.shard_config import resolve_shard_config
@@ -84,7 +84,10 @@ class StreamedModel:
         is_fp8 = config.kv_cache_dtype is KVCacheDType.FP8
         folder, num_layers = Path(config.model), self._model_config.num_layers
         self._fp8_scales = read_kv_scales(folder, num_layers) if is_fp8 else []
-        self._parts = ModelParts(self._model_config, folder, self.dtype, self.device)
+        is_exact = config.dtype is DType.FLOAT32
+        self._parts = ModelParts(
+            self._model_config, folder, self.dtype, self.device, may_round_activations=not is_exact
+        )
         self._parts.check()
 
     @torch.inference_mode()

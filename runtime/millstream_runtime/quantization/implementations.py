@@ -61,8 +61,8 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    """By 8-bit activations where the format asks for them, by bfloat16 ones where codes have 4 bits, else dequantized
-    once: each where there is memory for it.
+    """By 8-bit activations where the format asks for them, by bfloat16 ones where codes have 4 bits and no other
+    arithmetic was asked for, else dequantized once: each where there is memory for it.
 
     Dequantized in float32 and wider only: there the other ways round alike.
     """
@@ -102,6 +102,8 @@ def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Te
 
 
 def _by_bfloat16_activations(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
+    if not source.may_round_activations:
+        return None
     if not isinstance(weight, GroupedWeight) or source.dtype != torch.float32 or not int4_linear.fits(weight):
         return None
     linear = int4_linear.int4_linear(weight, bias)

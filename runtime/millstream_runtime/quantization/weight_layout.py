@@ -29,6 +29,18 @@ class TensorSource(Protocol):
         """What the model computes in."""
 
     @property
+    def weights_dtype(self) -> torch.dtype:
+        """What weights are rounded to where `memory` holds them in 16 bits."""
+
+    @property
+    def may_round_activations(self) -> bool:
+        """Whether a product may round what it multiplies further than `dtype` does, to be quicker."""
+
+    @property
+    def may_round_products(self) -> bool:
+        """Whether the results of the layer that is made may be rounded to the 16 bits of its weight."""
+
+    @property
     def device(self) -> torch.device:
         """Meta: nothing is computed, only demands and bytes are noted."""
 
@@ -50,6 +62,13 @@ class TensorSource(Protocol):
 
         Raises:
             RuntimeFailure: CheckpointInvalid, it is none.
+        """
+
+    def in_sixteen_bits(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        """This rank's part of one tensor in 16 bits: as in the file, or rounded to `weights_dtype`.
+
+        Raises:
+            InvalidConfigError: a number is beyond that type.
         """
 
     def is_output_major(self, num_elements: int) -> bool:

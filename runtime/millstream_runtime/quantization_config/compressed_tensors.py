@@ -3,6 +3,7 @@
     pack-quantized     integers of 4 or 8 bits in words; scales by output or group
     int-quantized      int8; scales by tensor, output or group. Activations of 8 bits in all groups or in none
     float-quantized    float8_e4m3; scales by tensor, output or block
+    naive-quantized    either of these two, by the type of the weights: what llm-compressor wrote in 2024
 
 Refused: sparse weights, NVFP4, MXFP4, and groups in different formats.
 """
@@ -14,7 +15,7 @@ from dataclasses import replace
 from millstream_runtime.quantization_config.formats import PackedIntegersFormat, ScaledCodesFormat, StoredFormat
 from millstream_runtime.quantization_config.settings import Settings
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 STRATEGIES = ("tensor", "channel", "group", "block")
 NO_ORDER = ("", "weight", "static", "none")  # of `actorder`: the inputs keep their order in the file
 
@@ -47,6 +48,8 @@ def _read_group(group: Settings, packing: str) -> tuple[str, StoredFormat]:
     weights = group.section("weights")
     if weights is None:
         raise group.invalid("weights", "missing; it must say how weights are stored")
+    if packing == "naive-quantized":
+        packing = "float-quantized" if weights.text("type") == "float" else "int-quantized"
     is_float = packing == "float-quantized"
     if weights.text("type") not in (("float",) if is_float else ("int", "")):
         raise weights.unsupported("type", weights.text("type"), "float" if is_float else "int")

@@ -26,7 +26,7 @@ from millstream_runtime.models.loading.checkpoint_digest import checkpoint_diges
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
-from millstream_runtime.quality.documents import documents_digest, read_documents, tokenize
+from millstream_runtime.quality.documents import MAX_DOCUMENTS, documents_digest, read_documents_once, tokenize
 from millstream_runtime.quality.held_out_part import MAX_JUDGED_TOKENS
 from millstream_runtime.quality.verdict import check_enough
 from millstream_runtime.quantize.calibration import CalibrationData, read_calibration
@@ -90,7 +90,9 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     _say_unfit(source, packing, choice, say)
     data = _calibration(settings, source, needs_data=method.needs_data)
     if settings.held_out is not None and settings.with_quality:
-        _check_held_out(settings.held_out, source, settings.model)
+        _check_held_out(settings.held_out, "--held-out", source, settings.model)
+    if settings.check_data is not None:
+        _check_held_out(settings.check_data, "--check-data", source, settings.model)
     work = WorkFolder(settings.out, len(source.outline.layers), keeps_layers=not isinstance(packing, GgufPacking))
     job = _job(settings, source, packing, choice)
     with work.locked(say), reading(work.path):
@@ -153,9 +155,9 @@ def _calibration(settings: QuantizeSettings, source: SourceModel, *, needs_data:
     )
 
 
-def _check_held_out(path: Path, source: SourceModel, model: Path) -> None:
+def _check_held_out(path: Path, flag: str, source: SourceModel, model: Path) -> None:
     """Raises InvalidConfigError: the documents cannot judge the result, which is said before anything is made."""
-    documents = read_documents(path, flag="--held-out")
+    documents, _ = read_documents_once(path, MAX_DOCUMENTS, flag=flag)
     max_tokens = min(MAX_JUDGED_TOKENS, source.config.max_model_len)
     check_enough(tokenize(documents, Tokenizer.from_folder(model), source.config.eos_token_ids, max_tokens))
 

@@ -65,6 +65,7 @@ class QuantizeSettings:
     gguf_type: str = GGUF_TYPES[0]
     keep_made: bool = False
     discard_other_work: bool = False
+    check_data: Path | None = None  # documents that the result is judged by elsewhere: checked before it is made
 
     def keeps_what_is_there(self) -> bool:
         """Whether `out` has a model, which `keep_made` leaves as it is. The folder appears whole."""

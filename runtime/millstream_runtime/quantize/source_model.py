@@ -15,6 +15,7 @@ from millstream_runtime.model_families import WITH_VISION
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, file_of_each, safetensors_files
+from millstream_runtime.models.loading.unread_tensors import refuse_unread
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quantize.model_outline import LayerOutline, ModelOutline, outline_of
 from millstream_runtime.quantize.output.safetensors_file import ELEMENT_BYTES, TensorInFile, tensors_of
@@ -58,6 +59,7 @@ class SourceModel:
         with Checkpoint(folder) as checkpoint:
             _refuse_head(folder, fields, checkpoint)
             checkpoint.check(expected.expected.items(), expected.dtypes, expected.optional, expected.squeezable)
+            refuse_unread(checkpoint, expected.expected, config)
         by_file = {path: tensors_of(path) for path in safetensors_files(folder)}
         file_of = file_of_each(by_file)
         tensors = {name: by_file[file_of[name]][name] for name in expected.expected if name in file_of}

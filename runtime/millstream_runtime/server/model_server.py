@@ -80,6 +80,8 @@ class ModelServer:
             stuck_seconds=stuck_seconds,
             limits_of_connections=limits_of_connections,
         )
+        self._app = build_app(self.service)
+        self._app.allow(config.allowed_origins)
         self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
     async def run(self) -> None:
@@ -92,7 +94,7 @@ class ModelServer:
         keep_messages_out_of_the_log()
         self._http = _Http(
             uvicorn.Config(
-                build_app(self.service),
+                self._app,
                 http=partial(CappedHttpProtocol, table=self.service.connections),  # type: ignore[arg-type]
                 log_config=None,
                 log_level="error",  # its warnings are one per request that is no HTTP
@@ -125,6 +127,7 @@ class ModelServer:
             self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
             self._on_loop(lambda: self.service.engine.set_target_itl(live.target_itl_milliseconds))
             self._on_loop(lambda: self.service.engine.set_speculation_governor(live.speculation_governor))
+            self._on_loop(lambda: self._app.allow(live.allowed_origins))
             if (keys := self.service.api_keys) is not None:
                 self._on_loop(lambda: keys.accept_probe(live.probe_key_digests))
             set_log_level(live.log_level or level_at_start)

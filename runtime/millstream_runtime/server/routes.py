@@ -10,13 +10,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
 from millstream_runtime.server.http.api_errors import beyond_probe, install_error_handlers
 from millstream_runtime.server.http.body_memory import release_body
 from millstream_runtime.server.http.body_routes import BodyRoutes
+from millstream_runtime.server.http.cross_origin import CrossOrigin
 from millstream_runtime.server.http.disconnect import on_disconnect
 from millstream_runtime.server.http.middleware import RequestMiddleware
 from millstream_runtime.server.openai.api_document import complete_document
@@ -41,8 +42,8 @@ from millstream_runtime.server.operations.traces import RequestTraces
 from millstream_runtime.server.service import Service
 
 
-def build_app(service: Service) -> ASGIApp:
-    """Build the ASGI app. No CORS, no interactive docs (they would load scripts from other sites)."""
+def build_app(service: Service) -> CrossOrigin:
+    """Build the ASGI app. No interactive docs (they would load scripts from other sites)."""
     app = FastAPI(
         title="Millstream", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
@@ -54,7 +55,8 @@ def build_app(service: Service) -> ASGIApp:
     complete_document(app, has_keys=service.api_keys is not None)
     _add_document(app, service)
     routes = BodyRoutes(app, service.body_threads)
-    return RequestMiddleware(routes, service.ledger, service.api_keys, service.metrics.http)
+    app_with_keys = RequestMiddleware(routes, service.ledger, service.api_keys, service.metrics.http)
+    return CrossOrigin(app_with_keys)
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
@@ -83,8 +85,10 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             threads=engine.threads,
             step_times=engine.step_times,
             speculation=engine.stats.speculation if engine.stats is not None else None,
+            prompt_pace=engine.stats.prompt_pace if engine.stats is not None else None,
             now_seconds=time.monotonic(),
             api_keys_problem=service.api_keys.problem if service.api_keys is not None else "",
+            text=service.text_choices,
         )
         return JSONResponse(body, 200 if boot.phase is Phase.READY else 503)
 
@@ -189,7 +193,8 @@ async def _answer(
     """Admit, prepare, submit, then stream or wait. However it ends, slots are freed and the engine aborts the rest."""
     service.require_ready(body.model)
     with ExitStack() as stack:
-        reservation = stack.enter_context(service.admission.reserve(num_generations, body.count_param))
+        client = tenant_of(request)
+        reservation = stack.enter_context(service.admission.reserve(num_generations, body.count_param, client=client))
         generation = await prepare()
         release_body(request.scope)
         service.admission.require_time()

@@ -33,11 +33,12 @@ from millstream_runtime.server.openai.sampling import (
     require_in_vocabulary,
     sampling_params,
 )
-from millstream_runtime.server.operations.admission import Admission
+from millstream_runtime.server.operations.admission import MOST_SHARED_CAPACITY, Admission
 from millstream_runtime.server.operations.cache_info import cache_config_labels
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from millstream_runtime.server.operations.server_gauges import ServerGauges
 from millstream_runtime.server.operations.traces import RequestTraces
+from millstream_runtime.tokenizing.folder.choices import TextChoices
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 
@@ -75,15 +76,21 @@ class Service:
         )
         self.engine.on_ready = self._enter_ready
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine, cache_config_labels(config))
-        self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
-        self.connections = ConnectionTable(limits_of_connections or connection_limits(self.admission.capacity))
+        self.api_keys = keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
+        capacity = config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs)
+        self.admission = Admission(capacity)
+        if keys is not None:
+            self.admission.num_clients = lambda: len(keys.tenants)
+            self.metrics.waits.clients = lambda: keys.tenants
+        most_places = capacity if keys is None else MOST_SHARED_CAPACITY * capacity
+        self.connections = ConnectionTable(limits_of_connections or connection_limits(most_places))
         self.metrics.register(ServerGauges(self.metrics.labels, self.admission, self.connections))
-        self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._short_chat_threads = ThreadPoolExecutor(limits.SHORT_CHAT_THREADS, thread_name_prefix="short-chats")
         self.body_threads = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._prompts: PromptTokenizer | None = None
+        self.text_choices: TextChoices | None = None  # once the tokenizer is loaded
         self._defaults = SamplingDefaults()
 
     def start(self) -> None:
@@ -106,6 +113,8 @@ class Service:
             message = f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}); see the log."
             self.engine.give_up(RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message))
         else:
+            self.text_choices = tokenizer.choices
+            _log_choices(tokenizer.choices)
             self._prompts = PromptTokenizer(tokenizer, self._threads, self._short_chat_threads, self._limits)
             self._enter_ready()
 
@@ -197,9 +206,17 @@ class Service:
             priority=request.priority,
             # Holders of different keys never share a prefix; users of one key can be separated by a salt.
             cache_salt=f"{tenant}\n{request.cache_salt or ''}",
+            client=tenant,
         )
         return Generation(self.engine, self.prompts.tokenizer, self.metrics, plan, arrived_at_seconds)
 
     def _limits(self) -> ModelLimits:
         assert self.engine.model_limits is not None  # noqa: S101 - Ready means sized
         return self.engine.model_limits
+
+
+def _log_choices(choices: TextChoices) -> None:
+    """One line for what was chosen, and one for each thing in which the folder's files contradict each other."""
+    log.info("model_text", **choices.log_fields())
+    for note in choices.notes:
+        log.warning("model_text_differs", message=note)

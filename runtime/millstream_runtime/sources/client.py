@@ -4,7 +4,8 @@
               ── 401 ──▶ the Auth answers the challenge once
               ── 408, 429, 5xx, lost ──▶ `Retry`: exponential backoff, or what Retry-After asks for
 
-Only HTTP handlers are installed, so a redirect to `file:` or `ftp:` fails. No message has an address, or what a server
+Only HTTP handlers are installed, so a redirect to `file:` or `ftp:` fails; they connect to no loopback, link-local or
+metadata address (`allowed_hubs.py`). No message has an address, or what a server
 or a proxy wrote: they name the server as `NamedServer` does.
 """
 
@@ -29,6 +30,8 @@ from urllib.parse import urljoin
 from millstream_runtime import __version__
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.addresses import NamedServer, origin
+from millstream_runtime.sources.allowed_hubs import CHART_VALUE, VARIABLE, read_allowed_hubs
+from millstream_runtime.sources.connections import ClosedAddressError, HTTPHandler, HTTPSHandler
 
 MAX_REDIRECTS = 8
 ERROR_BODY_LIMIT_BYTES = 2048
@@ -86,6 +89,18 @@ class ConnectionLost(TransferError):
     def __init__(self, server: str, detail: str, *, retryable: bool = True) -> None:
         super().__init__(f"{server} does not answer: {detail}")
         self.retryable = retryable
+
+
+class AddressRefused(TransferError):
+    """The server is where downloads do not go; it was not asked. `server`: its name in messages."""
+
+    retryable = False
+
+    def __init__(self, server: str) -> None:
+        super().__init__(
+            f"{server} has a loopback, link-local or metadata address, where downloads do not go unless the chart "
+            f"value {CHART_VALUE} (${VARIABLE} of a command) has its name or its range"
+        )
 
 
 class HTTPStatus(TransferError):
@@ -169,15 +184,21 @@ class Response:
 
 
 class Client:
-    """GET requests with one credential and one retry policy. Thread-safe."""
+    """GET requests with one credential and one retry policy. Thread-safe. Proxies and what an administrator admits
+    beyond public and private addresses are read from the environment.
+
+    Raises:
+        InvalidConfigError: MILLSTREAM_ALLOWED_HUBS has an entry that is none.
+    """
 
     def __init__(self, server: NamedServer, auth: Auth | None = None, policy: RetryPolicy | None = None) -> None:
         self.server = server
         self.auth: Auth = auth or NoAuth()
         self.policy = policy or RetryPolicy()
+        allowed = read_allowed_hubs(os.environ)
         self._opener = urllib.request.OpenerDirector()
-        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context())
-        for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), tls):
+        tls = HTTPSHandler(allowed, ssl.create_default_context())
+        for handler in (urllib.request.ProxyHandler(), HTTPHandler(allowed), tls):
             self._opener.add_handler(handler)
 
     @contextmanager
@@ -185,7 +206,7 @@ class Client:
         """Send one request; follow redirects, do not retry.
 
         Raises:
-            HTTPStatus, ConnectionLost: see `retryable`.
+            HTTPStatus, ConnectionLost, AddressRefused: see `retryable`.
         """
         response = self._follow(url, dict(headers or {}), method)
         try:
@@ -258,7 +279,11 @@ class Client:
             if (credential := self.auth.header(url)) is not None:
                 request.add_unredirected_header("Authorization", credential)
             raw = self._opener.open(request, timeout=self.policy.timeout_seconds)
+        except ClosedAddressError:
+            raise AddressRefused(server) from None
         except urllib.error.URLError as error:
+            if isinstance(error.reason, ClosedAddressError):
+                raise AddressRefused(server) from None
             if isinstance(error.reason, str):  # urllib's own: no host, or a proxy of a scheme that it has not
                 raise ConnectionLost(server, BAD_ADDRESS, retryable=False) from None
             bad_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)

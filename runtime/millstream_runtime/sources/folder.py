@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.sources.selection import is_support_file, is_weights_file
+from millstream_runtime.sources.selection import TEMPLATE_FOLDER, is_support_file, is_weights_file
 from millstream_runtime.sources.transfer import LocalFile, RemoteFile, disk_failure, verified
 
 MARKER_NAME = ".millstream-complete.json"
@@ -102,7 +102,7 @@ class ModelFolder:
         """The first file that differs from the marker; compares sizes only unless `read_all`."""
         for name, (size_bytes, sha256) in marker.files.items():
             path = self.path / name
-            if path.is_symlink() or not path.is_file() or path.stat().st_size != size_bytes:
+            if self._has_link(path) or not path.is_file() or path.stat().st_size != size_bytes:
                 return name
             if read_all and _sha256(path) != sha256:
                 return name
@@ -136,10 +136,11 @@ class ModelFolder:
 
     def require_no_others(self, names: set[str]) -> None:
         """Raises InvalidConfigError: the folder has files of another model, which a server would read too."""
+        templates = self.path / TEMPLATE_FOLDER
+        paths = [*self.path.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]
+        present = [str(path.relative_to(self.path)) for path in paths]
         strangers = sorted(
-            path.name
-            for path in self.path.iterdir()
-            if (is_support_file(path.name) or is_weights_file(path.name)) and path.name not in names
+            name for name in present if (is_support_file(name) or is_weights_file(name)) and name not in names
         )
         if strangers:
             raise InvalidConfigError(
@@ -149,9 +150,19 @@ class ModelFolder:
     def adopt(self, file: RemoteFile) -> LocalFile | None:
         """Use a file that is here already with the right content: a run died between renames, or it was copied."""
         path = self.path / file.name
-        if path.is_symlink() or not path.is_file() or file.digest is None:
+        if self._has_link(path) or not path.is_file() or file.digest is None:
             return None
         return verified(path, file)
+
+    def _has_link(self, path: Path) -> bool:
+        """Whether a file of the model, or a folder above it in the model, is a link: it may lead anywhere."""
+        return any(part.is_symlink() for part in (path, *path.parents) if self.path in part.parents)
+
+    def _make_template_folder(self) -> None:
+        folder = self.path / TEMPLATE_FOLDER
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise InvalidConfigError(f"{folder} is a link or a file; the model has a folder there: remove it.")
+        folder.mkdir(exist_ok=True)
 
     def discard(self, path: Path) -> None:
         """Delete a file that is wrong, and what else was unpacked from its layer, so that this is unpacked again."""
@@ -160,11 +171,20 @@ class ModelFolder:
             shutil.rmtree(self.partial / path.relative_to(self.partial).parts[0], ignore_errors=True)
 
     def publish(self, files: Mapping[str, LocalFile], marker: Marker) -> None:
-        """Rename every file to its place, then write the marker. Raises RuntimeFailure: the disk."""
+        """Rename every file to its place, then write the marker.
+
+        Raises:
+            RuntimeFailure: the disk.
+            InvalidConfigError: a link or a file is where the model has a folder.
+        """
         try:
+            if any("/" in name for name in files):
+                self._make_template_folder()
             for name, file in files.items():
                 if file.path != self.path / name:
                     file.path.replace(self.path / name)
+            for folder in {(self.path / name).parent for name in files}:
+                _sync(folder)
             _sync(self.path)
             draft = self.partial / MARKER_NAME
             with draft.open("w", encoding="utf-8") as output:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -31,8 +32,10 @@ from millstream_runtime.sources.client import (
 from millstream_runtime.sources.selection import (
     INDEX_NAME,
     gguf_files_of_variant,
+    gguf_only_in_folders,
     is_support_file,
     is_weights_file,
+    name_in_model,
     safe_relative_path,
 )
 from millstream_runtime.sources.source import ResolvedSource
@@ -95,10 +98,12 @@ class HuggingFace:
         return HuggingFace(self._asked, revision, endpoint=self.endpoint, token=self._token, policy=self._policy)
 
     def resolve(self) -> ResolvedSource:
-        """The commit and its top-level files that a server may need.
+        """The commit and the files that a server may need.
+
+        Those of the top level, named chat templates, and the GGUF files that were named.
 
         Raises:
-            RuntimeFailure: DownloadUnauthorized, DownloadFailed.
+            RuntimeFailure: DownloadUnauthorized, DownloadFailed, CheckpointInvalid.
         """
         revision = quote(self.requested_revision, safe="")
         url = f"{self.endpoint}/api/models/{self.repository}/revision/{revision}?blobs=true"
@@ -109,9 +114,13 @@ class HuggingFace:
         commit, siblings = _read_listing(body, self._hub.name)
         named = [(sibling, _plain_name(sibling)) for sibling in siblings]
         listed = [(sibling, name) for sibling, name in named if name is not None]
+        by_path = {str(path): sibling for sibling in siblings if (path := safe_relative_path(sibling["rfilename"]))}
         if self.variant:
-            chosen = gguf_files_of_variant([name for _, name in listed], self.variant, str(self))
-            listed = [one for one in listed if one[1] in chosen or not _is_of_other_weights(one[1])]
+            chosen = gguf_files_of_variant(by_path, self.variant, str(self))
+            listed = [(sibling, name) for sibling, name in listed if not _is_of_other_weights(name)]
+            listed += [(by_path[path], PurePosixPath(path).name) for path in sorted(chosen)]
+        elif (failure := gguf_only_in_folders(by_path, str(self))) is not None:
+            raise failure
         with ThreadPoolExecutor(HEAD_THREADS) as threads:
             files = list(threads.map(lambda pair: self._file(commit, *pair), listed))
         others = frozenset(sibling["rfilename"] for sibling, name in named if name is None)
@@ -151,7 +160,9 @@ class HuggingFace:
         return f"The token may not read {about}, or the repository does not exist (HTTP {status})."
 
     def _file(self, commit: str, sibling: Mapping[str, Any], name: str) -> RemoteFile:
-        url = f"{self.endpoint}/{self.repository}/resolve/{commit}/{quote(name)}"
+        url = (
+            f"{self.endpoint}/{self.repository}/resolve/{commit}/{quote(str(safe_relative_path(sibling['rfilename'])))}"
+        )
         size_bytes, digest = _size_and_digest(sibling)
         if size_bytes is None or digest is None:
             try:
@@ -179,11 +190,10 @@ def _read_listing(body: bytes, hub: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _plain_name(sibling: Mapping[str, Any]) -> str | None:
-    """The name of a top-level file that may be wanted; None for all others."""
+    """The name of a top-level file or of a named chat template that may be wanted; None for all others."""
     path = safe_relative_path(sibling["rfilename"])
-    if path is None or len(path.parts) != 1:
-        return None
-    return path.name if is_support_file(path.name) or is_weights_file(path.name) else None
+    name = None if path is None else name_in_model(path, PurePosixPath())
+    return name if name is not None and (is_support_file(name) or is_weights_file(name)) else None
 
 
 def _is_of_other_weights(name: str) -> bool:

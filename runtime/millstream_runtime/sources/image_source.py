@@ -24,7 +24,7 @@ from millstream_runtime.sources.addresses import NamedServer
 from millstream_runtime.sources.client import Client, HTTPStatus, RetryPolicy, TransferError
 from millstream_runtime.sources.image_reference import ImageReference, parse_reference
 from millstream_runtime.sources.registry_auth import RegistryAuth, read_login
-from millstream_runtime.sources.selection import GGUF_SUFFIX, invalid, safe_relative_path
+from millstream_runtime.sources.selection import GGUF_SUFFIX, invalid, name_in_model, safe_relative_path
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
@@ -181,7 +181,7 @@ def _choose_platform(index: Mapping[str, Any], where: str) -> str:
 
 
 def _plain_names(blobs: list[RemoteFile], where: str) -> dict[str, RemoteFile]:
-    """Files of an artifact by plain name: a folder that all share is dropped, other folders are left out."""
+    """Files of an artifact by name: a folder that all share is dropped; others are left out, but for templates."""
     paths: list[tuple[PurePosixPath, RemoteFile]] = []
     for blob in blobs:
         path = safe_relative_path(blob.name)
@@ -191,8 +191,5 @@ def _plain_names(blobs: list[RemoteFile], where: str) -> dict[str, RemoteFile]:
     configs = {path.parent for path, _ in paths if path.name == "config.json"}
     configs = configs or {path.parent for path, _ in paths if path.suffix == GGUF_SUFFIX}
     top = min(configs, key=lambda folder: (len(folder.parts), str(folder)), default=PurePosixPath())
-    return {
-        path.name: RemoteFile(path.name, blob.url, blob.size_bytes, blob.digest)
-        for path, blob in paths
-        if path.parent == top
-    }
+    named = [(name_in_model(path, top), blob) for path, blob in paths]
+    return {name: RemoteFile(name, blob.url, blob.size_bytes, blob.digest) for name, blob in named if name is not None}

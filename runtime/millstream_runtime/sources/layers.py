@@ -30,6 +30,7 @@ from millstream_runtime.sources.selection import (
     invalid,
     is_support_file,
     is_weights_file,
+    name_in_model,
     safe_relative_path,
 )
 from millstream_runtime.sources.transfer import CHUNK_BYTES, LocalFile, disk_failure
@@ -272,7 +273,7 @@ def apply_layers(layers: list[LayerContent[FileT]]) -> dict[str, FileT]:
 
 
 def model_folder_of(files: Mapping[str, FileT], where: str) -> dict[str, FileT]:
-    """The files of the one folder that has a config.json, by plain name; the highest one where there are several.
+    """The files of the one folder that has a config.json, by name in it; the highest one where there are several.
 
     Where none has, that of a GGUF file.
     """
@@ -284,7 +285,8 @@ def model_folder_of(files: Mapping[str, FileT], where: str) -> dict[str, FileT]:
         return {}
     if len(folders) > 1 and len(folders[0].parts) == len(folders[1].parts):
         raise invalid(f"{where} has a model in {folders[0]} and in {folders[1]}; it must have one.")
-    return {PurePosixPath(name).name: file for name, file in files.items() if PurePosixPath(name).parent == folders[0]}
+    named = {name_in_model(PurePosixPath(path), folders[0]): file for path, file in files.items()}
+    return {name: file for name, file in named.items() if name is not None}
 
 
 def read_record(folder: Path) -> LayerContent[LocalFile] | None:

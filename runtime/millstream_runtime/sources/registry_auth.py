@@ -5,6 +5,9 @@
     401 WWW-Authenticate: Basic …
         the name and password of config.json
 
+A login goes to the registry's own host, to the token server that a well-known registry has elsewhere, and to hosts
+that an administrator names (`allowed_hubs.py`): a challenge names any.
+
 Names and passwords come from a file in the format of `~/.docker/config.json`, which is what an image pull Secret
 (`kubernetes.io/dockerconfigjson`) holds. Credential helpers are programs and are not run.
 """
@@ -14,19 +17,30 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.addresses import NamedServer, origin
-from millstream_runtime.sources.client import Client, NoAuth, RetryPolicy
-from millstream_runtime.sources.image_reference import DOCKER_HUB
+from millstream_runtime.sources.allowed_hubs import CHART_VALUE, VARIABLE, AllowedHubs, read_allowed_hubs
+from millstream_runtime.sources.client import Auth, Client, NoAuth, RetryPolicy
+from millstream_runtime.sources.image_reference import DOCKER_HUB, DOCKER_HUB_API
 
 CONFIG_LIMIT_BYTES = 1 << 20
 TOKEN_LIMIT_BYTES = 1 << 20
+# Host of a registry (a pattern, of the whole name) and that of its token server, where it is another one.
+TOKEN_SERVERS = (
+    (re.escape(DOCKER_HUB_API), "auth.docker.io"),
+    (r"registry\.gitlab\.com", "gitlab.com"),
+    (r"registry\.digitalocean\.com", "api.digitalocean.com"),
+    (r"rg\.[a-z0-9-]+\.scw\.cloud", "api.scaleway.com"),
+    (r"lscr\.io", "ghcr.io"),
+    (r"registry(?:-intl)?\.([a-z0-9-]+)\.aliyuncs\.com", r"dockerauth.\1.aliyuncs.com"),
+)
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -89,22 +103,22 @@ class RegistryAuth:
         return fresh is not None
 
     def _exchange(self, parameters: dict[str, str]) -> str | None:
-        """A bearer token for pulling this repository. Raises TransferError."""
+        """A bearer token for pulling this repository. Raises TransferError; RuntimeFailure: a realm elsewhere."""
         realm = parameters.get("realm", "")
         try:
-            scheme = origin(realm)[0]
+            scheme, host, _ = origin(realm)
         except ValueError:
             return None
         if scheme != "https" and not (
             scheme == self._origin[0] == "http"
         ):  # never send a login unencrypted because a challenge asks for it
             return None
+        server = NamedServer(realm, f"the token server of {self._registry.name}")
+        client = Client(server, self._login_for(host, realm), self._policy)
         scope = parameters.get("scope") or f"repository:{self._repository}:pull"
         query = urlencode({"service": parameters.get("service", ""), "scope": scope})
-        auth = BasicAuth(self._login, realm) if self._login is not None else NoAuth()
-        server = NamedServer(realm, f"the token server of {self._registry.name}")
         url = f"{realm}{'&' if '?' in realm else '?'}{query}"
-        body, _ = Client(server, auth, self._policy).get(url, TOKEN_LIMIT_BYTES)
+        body, _ = client.get(url, TOKEN_LIMIT_BYTES)
         try:
             answer = json.loads(body)
             token = answer.get("token") or answer.get("access_token")
@@ -112,6 +126,28 @@ class RegistryAuth:
             return None
         good = isinstance(token, str) and token.isascii() and token.isprintable()
         return f"Bearer {token}" if good else None
+
+    def _login_for(self, host: str, realm: str) -> Auth:
+        """The login, where there is one, for a token server that may have it."""
+        if self._login is None:
+            return NoAuth()
+        if not may_have_login(self._origin[1], host, read_allowed_hubs(os.environ)):
+            raise RuntimeFailure(
+                FailureReason.DOWNLOAD_UNAUTHORIZED,
+                f"{self._registry.name} asks for its login at another host, and a login goes to a registry's own host "
+                "or to a listed one alone. If the host in its WWW-Authenticate header is right, name it in the chart "
+                f"value {CHART_VALUE} (${VARIABLE} of a command).",
+            )
+        return BasicAuth(self._login, realm)
+
+
+def may_have_login(registry: str, token_server: str, allowed: AllowedHubs) -> bool:
+    """Whether the login of a registry may go to a token server, both given by their hosts."""
+    if token_server == registry or allowed.names_host(token_server):
+        return True
+    known = (re.fullmatch(pattern, registry) for pattern, _ in TOKEN_SERVERS)
+    hosts = (match.expand(host) for match, (_, host) in zip(known, TOKEN_SERVERS, strict=True) if match is not None)
+    return token_server in hosts
 
 
 def read_login(path: Path, registry: str) -> Login | None:

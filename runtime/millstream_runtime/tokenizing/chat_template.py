@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.tokenizing.content_form import TRIAL_CHATS, reads_parts, walks_parts, words_shown
 from millstream_runtime.tokenizing.template_environment import TemplateEnvironment
 from millstream_runtime.tokenizing.template_globals import RefusedByTemplate
 from millstream_runtime.tokenizing.template_limits import (
@@ -36,6 +37,9 @@ RESERVED_VARIABLES = frozenset(
         *SPECIAL_TOKEN_NAMES,
     }
 )
+
+
+TRIAL_SECONDS = 5.0  # of a short chat while the model loads; a template that takes longer is judged by what it says
 
 
 class ChatTemplateError(Exception):
@@ -61,14 +65,16 @@ class ChatTemplate:
         RuntimeFailure: the template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], file: str = "") -> None:
+        """`file`: it has the template; for messages."""
+        where = f"{file}: the chat template" if file else "The model's chat template"
         self._environment = TemplateEnvironment()
         try:
             self._template = self._environment.from_string(source)
+            parsed = self._environment.parse(source)
+            walks, may_take_parts = walks_parts(parsed), reads_parts(parsed)
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:  # too deep, for some
-            raise RuntimeFailure(
-                FailureReason.CHECKPOINT_INVALID, f"The model's chat template is not valid Jinja: {error}."
-            ) from error
+            raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{where} is not valid Jinja: {error}.") from error
         # Jinja would copy its globals name by name, through two layers, for every conversation.
         self._constants = {
             **self._template.globals,
@@ -78,6 +84,38 @@ class ChatTemplate:
             "add_generation_prompt": True,
         }
         self._template.globals = {}
+        self._takes_parts = walks
+        if walks or may_take_parts:
+            self._takes_parts = self._form_of_trials(walks, where)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a message's content is a list of parts for this template, else a text."""
+        return self._takes_parts
+
+    def _form_of_trials(self, walks: bool, where: str) -> bool:
+        """Whether more of a chat's words show where their form is a list of parts; as the template says, for none."""
+        try:
+            texts, parts = ([self._trial(chat, as_parts) for chat in TRIAL_CHATS] for as_parts in (False, True))
+        except ChatTemplateTooSlow:
+            return walks
+        if words_shown(texts) or words_shown(parts):
+            return words_shown(parts) > words_shown(texts)
+        if walks and any(prompt is not None for prompt in parts):
+            raise RuntimeFailure(
+                FailureReason.CHECKPOINT_INVALID,
+                f"{where} leaves out what the user says, as a text and as a list of text parts; correct the template.",
+            )
+        return walks
+
+    def _trial(self, chat: Sequence[Mapping[str, str]], as_parts: bool) -> str | None:
+        """The prompt of a chat; None where the template refuses it."""
+        try:
+            return self._render([_in_form(message, as_parts) for message in chat], {}, TRIAL_SECONDS)
+        except ChatTemplateTooSlow:
+            raise
+        except ChatTemplateError:
+            return None
 
     def render(
         self,
@@ -94,7 +132,10 @@ class ChatTemplate:
             ChatTemplateTooSlow: the template has not ended in this time.
             ChatTemplateError: the template refused the messages, or asked for more than a limit allows.
         """
-        variables = {**template_kwargs, **self._constants, "messages": [dict(message) for message in messages]}
+        return self._render([_in_form(message, self._takes_parts) for message in messages], template_kwargs, seconds)
+
+    def _render(self, messages: list[dict[str, Any]], template_kwargs: Mapping[str, Any], seconds: float | None) -> str:
+        variables = {**template_kwargs, **self._constants, "messages": messages}
         renders = self._environment.renders
         renders.budget = RenderBudget(seconds)
         try:
@@ -123,3 +164,10 @@ class ChatTemplate:
             budget.charge_piece(piece)
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _in_form(message: Mapping[str, Any], as_parts: bool) -> dict[str, Any]:
+    content = message.get("content")
+    if as_parts and isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return dict(message)

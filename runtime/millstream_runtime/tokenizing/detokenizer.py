@@ -6,11 +6,11 @@ leaves here only when it can no longer change:
     ids      240 159 152 128 33          bytes of "😀!" as byte-level tokens
     push     ""  ""  ""  "😀" "!"
 
-Two ways, chosen from the tokenizer's decoder:
+Two ways, chosen from the tokenizer's decoder; the text of both is that of decoding all tokens at once:
   - byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is a fixed run of bytes, so Python's incremental
-    UTF-8 decoder does the work exactly, in O(1) per token;
-  - everything else (SentencePiece with byte fallback): decode a short window twice, with and without the new
-    token, and emit the difference (the method of Hugging Face TGI, also vLLM's slow path).
+    UTF-8 decoder does the work in O(1) per token;
+  - everything else (SentencePiece with byte fallback, WordPiece): the decoder's steps one after another, each with what
+    it must remember of earlier tokens (`decoder_steps`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from typing import Protocol
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from millstream_runtime.rust_panics import panics_as_errors
+from millstream_runtime.tokenizing.decoder_steps import (
+    DecoderStep,
+    bytes_of_characters,
+    copies,
+    decoder_steps,
+    finish_all,
+    push_through,
+)
 from millstream_runtime.tokenizing.tokenizer_parts import Step
-
-REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most four bytes, so a longer run of undecodable tokens is not a character in the making.
-MAX_TOKENS_HELD_BACK = 4
 
 
 class Detokenizer(Protocol):
@@ -39,36 +42,52 @@ class Detokenizer(Protocol):
             RustPanic: the library fails on the tokens so far.
         """
 
+    def pending(self) -> str:
+        """What `finish` would return now: whole characters that a later token may still change."""
+
     def finish(self) -> str:
         """Text still held back that is whole; an unfinished character at the very end is dropped."""
+
+
+def _is_left_out(tokenizer: FastTokenizer, token_id: int) -> bool:
+    """Whether the library leaves an added token out of a whole text.
+
+    Two files of a folder may say differently whether it is special; the library keeps both answers, and decodes by the
+    one that `get_added_tokens_decoder` does not show.
+    """
+    return not tokenizer.decode([token_id]) and bool(tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+class _Vocabulary:
+    """Which tokens have text: no special ones, and no ids past the vocabulary, which a padded embedding can produce."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special or _is_left_out(tokenizer, token_id)
+        )
+
+    def token_of(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None: it has no text."""
+        return None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
 
 
 class ByteLevelVocabulary:
     """Bytes of every token, shared by all generations. Special tokens have none: they are not text."""
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._byte_of_character = {character: byte for byte, character in enumerate(byte_level_alphabet())}
-        self._special_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        self._vocabulary = _Vocabulary(tokenizer)
         self._cache: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """b"" for special tokens and for ids past the vocabulary (a padded embedding can produce them)."""
+        """b"" for special tokens and for ids past the vocabulary."""
         known = self._cache.get(token_id)
         if known is None:
-            known = self._cache[token_id] = self._bytes_of(token_id)
+            token = self._vocabulary.token_of(token_id)
+            known = self._cache[token_id] = b"" if token is None else bytes_of_characters(token)
         return known
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None or token_id in self._special_ids:
-            return b""
-        try:
-            return bytes(self._byte_of_character[character] for character in token)
-        except KeyError:  # an added token, stored as plain text
-            return token.encode()
 
 
 class ByteLevelDetokenizer:
@@ -81,56 +100,44 @@ class ByteLevelDetokenizer:
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._vocabulary.bytes_of(token_id))
 
+    def pending(self) -> str:
+        return ""
+
     def finish(self) -> str:
         return ""  # what the decoder still holds is an unfinished character
 
 
-class WindowDetokenizer:
-    """For any decoder. Costs per token two decodes of the few tokens since the last emitted text."""
+class StepwiseDecoder:
+    """The vocabulary and the steps of a decoder, shared by all generations."""
 
-    def __init__(self, tokenizer: FastTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._window: list[int] = []  # tokens whose text the next token may still join
-        self._emitted = 0  # how many of them are already emitted
+    def __init__(self, tokenizer: FastTokenizer, steps: Sequence[Step]) -> None:
+        """`steps`: the tokenizer's decoder, as `tokenizer_parts.read_parts` has it."""
+        self.vocabulary = _Vocabulary(tokenizer)
+        self._steps = decoder_steps(tokenizer, steps)
+
+    def fresh_steps(self) -> list[DecoderStep]:
+        return copies(self._steps)
+
+
+class StepwiseDetokenizer:
+    """For any decoder."""
+
+    def __init__(self, decoder: StepwiseDecoder) -> None:
+        self._vocabulary = decoder.vocabulary
+        self._steps = decoder.fresh_steps()
 
     def push(self, token_id: int) -> str:
-        self._window.append(token_id)
-        before = self._decode(self._window[: self._emitted])
-        after = self._decode(self._window)
-        held_back = len(self._window) - self._emitted
-        if after == before and held_back > MAX_TOKENS_HELD_BACK:
-            self._window.pop()  # a run of special tokens has no text: the window must not grow with it
-        if len(after) <= len(before) or (after.endswith(REPLACEMENT) and held_back < MAX_TOKENS_HELD_BACK):
-            return ""
-        self._window = self._window[self._emitted :]
-        self._emitted = len(self._window)
-        return after[len(before) :]
+        token = self._vocabulary.token_of(token_id)
+        return "" if token is None else push_through(self._steps, token)
+
+    def pending(self) -> str:
+        holds_text = any(step.finish() for step in self._steps)
+        return finish_all(copies(self._steps)) if holds_text else ""
 
     def finish(self) -> str:
-        before = self._decode(self._window[: self._emitted])
-        return self._decode(self._window)[len(before) :].rstrip(REPLACEMENT)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        with panics_as_errors:
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return finish_all(self._steps)
 
 
 def is_byte_level(decoders: Sequence[Step]) -> bool:
     """True when the whole decoder is ByteLevel, so that a token's bytes never depend on its neighbours."""
     return [step["type"] for step in decoders] == ["ByteLevel"]
-
-
-def byte_level_alphabet() -> list[str]:
-    """The 256 characters that stand for bytes in GPT-2's vocabulary, in byte order.
-
-    Printable Latin-1 stands for itself; the other 68 bytes take the code points from 256 upwards.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    characters, next_code_point = [], 256
-    for byte in range(256):
-        if byte in printable:
-            characters.append(chr(byte))
-        else:
-            characters.append(chr(next_code_point))
-            next_code_point += 1
-    return characters

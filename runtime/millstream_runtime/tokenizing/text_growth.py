@@ -5,8 +5,10 @@ A normalizer that replaces `a` by `aa`, forty times, makes a terabyte of one let
 - each step of a normalizer has a bound that follows from what it is (`normalizer_bound`), and one beyond MAX_GROWTH is
   refused; together they are measured at load on short probes, one step after another, and stop at the first step
   behind which a probe is more than MAX_GROWTH times as long;
-- a pattern may match what no probe has. So where the product of the bounds allows more than MAX_NORMALIZED_BYTES for a
-  prompt, the prompt is measured in the same way in chunks, before the whole of it is normalized;
+- a pattern may match what no probe has, or only within a long text. So where the product of the bounds allows more than
+  MAX_NORMALIZED_BYTES for a prompt, the whole prompt is measured before it is normalized, one step after another: what
+  a step would make is known before it makes it (`normalizer_steps`);
+- the library normalizes added tokens while it reads the file: those are measured, too, before it does;
 - pre-tokenizers, decoders and post-processors have no pattern in common with prompts: the product of their bounds is
   their growth, and counts.
 
@@ -19,18 +21,17 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.rust_panics import RustPanic, panics_as_errors
-from millstream_runtime.tokenizing.tokenizer_parts import Step, TokenizerParts, one_line, one_normalizer
+from millstream_runtime.rust_panics import RustPanic, tokenizers_errors
+from millstream_runtime.tokenizing.normalizer_steps import NormalizerStep, StepTooLong, utf8_bytes
+from millstream_runtime.tokenizing.tokenizer_parts import AddedText, Step, TokenizerParts, one_line, pieces
 
 MAX_GROWTH = 16
 MAX_NORMALIZED_BYTES = 16 << 20  # of one prompt: twice the largest request
 MAX_ADDED_TOKENS = 1024  # that a post-processor puts around a prompt
 MAX_TOKEN_CHARACTERS = 16 << 10  # of one token, which an answer may repeat; published ones have less than a thousand
-CHUNK_CHARACTERS = 4096
 LONGEST_UTF8_BYTES = 4  # of one character
 MAX_PROBE_BYTES = 64  # a step makes at most MAX_GROWTH times this of a probe, however it is made
 MAX_MAPPED_BYTES = (
@@ -86,51 +87,57 @@ class TextTooLong(RuntimeFailure):
 
 
 class NormalizedLength:
-    """Measures what normalizers make of a text, one step and one chunk at a time."""
+    """Measures what normalizers make of a text, one step at a time."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], added_tokens: Sequence[AddedText] = ()) -> None:
         """Raises GrowthRefused: a step makes too much of too little, or cannot be made."""
         self._names = [str(step["type"]) for step in steps]
         self._bound = math.prod(normalizer_bound(step) for step in steps)
+        self._added_tokens = added_tokens
         try:
-            self._normalizers = [one_normalizer(step) for step in steps]
+            self._steps = [NormalizerStep(step) for step in steps]
         except RustPanic as panic:
             raise GrowthRefused(f"its normalizer cannot be made: {one_line(panic.detail)}") from panic
 
     def require(self, text: str) -> None:
         """Raises TextTooLong; costs nothing for a text that is short for the bounds of the steps."""
         width_bytes = 1 if text.isascii() else LONGEST_UTF8_BYTES
-        if not self._normalizers or width_bytes * len(text) * self._bound <= MAX_NORMALIZED_BYTES:
+        if not self._steps or width_bytes * len(text) * self._bound <= MAX_NORMALIZED_BYTES:
             return
-        total_bytes = 0
-        for start in range(0, len(text), CHUNK_CHARACTERS):
-            total_bytes += self._measured(text[start : start + CHUNK_CHARACTERS])
-            if total_bytes > MAX_NORMALIZED_BYTES:
-                raise TextTooLong(f"{MAX_NORMALIZED_BYTES >> 20} MiB")
+        left_bytes = limit_bytes = min(MAX_GROWTH * utf8_bytes(text), MAX_NORMALIZED_BYTES)
+        try:
+            for piece in pieces(text, self._added_tokens):
+                left_bytes -= self._measured(piece, left_bytes)
+        except StepTooLong:
+            is_largest = limit_bytes == MAX_NORMALIZED_BYTES
+            limit = f"{MAX_NORMALIZED_BYTES >> 20} MiB" if is_largest else f"{MAX_GROWTH} times as many bytes"
+            raise TextTooLong(limit) from None
 
-    def probe(self, probes: Iterator[str]) -> None:
-        """Raises GrowthRefused: a probe grows too much, or the library fails on it."""
+    def probe(self, probes: Iterable[str], what: str = "") -> None:
+        """Raises GrowthRefused: a probe grows too much, or the library fails on it. `what`: of the probes."""
         for probe in probes:
+            shown = f"{what}{probe[:MAX_PROBE_BYTES]!r}"
             try:
-                self._measured(probe)
-            except TextTooLong:
+                self._measured(probe, MAX_GROWTH * utf8_bytes(probe))
+            except StepTooLong:
                 raise GrowthRefused(
                     f"its normalizer ({', '.join(self._names)[:100]}) makes more than {MAX_GROWTH} times as many bytes "
-                    f"of {probe!r}"
+                    f"of {shown}"
                 ) from None
             except RustPanic as panic:
-                raise GrowthRefused(f"its normalizer fails on {probe!r}: {one_line(panic.detail)}") from panic
+                raise GrowthRefused(f"its normalizer fails on {shown}: {one_line(panic.detail)}") from panic
 
-    @panics_as_errors
-    def _measured(self, text: str) -> int:
-        """Bytes of the normalized text. No step gets more than MAX_GROWTH times the bytes of `text`."""
-        limit_bytes = size_bytes = MAX_GROWTH * _utf8_bytes(text)
-        for normalizer in self._normalizers:
-            text = normalizer.normalize_str(text)
-            size_bytes = _utf8_bytes(text)
-            if size_bytes > limit_bytes:
-                raise TextTooLong(f"{MAX_GROWTH} times as many bytes")
-        return size_bytes
+    def probe_tokens(self, added_tokens: Sequence[AddedText]) -> None:
+        """The same of the added tokens that the library normalizes while it reads them."""
+        if self._bound > MAX_GROWTH:
+            self.probe((token.content for token in added_tokens if token.normalized), "the added token ")
+
+    @tokenizers_errors
+    def _measured(self, text: str, limit_bytes: int) -> int:
+        """Bytes of the normalized text. No step makes more than `limit_bytes`; raises StepTooLong: it would."""
+        for step in self._steps:
+            text = step.applied(text, limit_bytes)
+        return utf8_bytes(text)
 
 
 def check_growth(parts: TokenizerParts) -> NormalizedLength:
@@ -144,10 +151,11 @@ def check_growth(parts: TokenizerParts) -> NormalizedLength:
     _require("post-processor", (_copies(step) for step in parts.post_processors))
     if (added := sum(_added_tokens(step) for step in parts.post_processors)) > MAX_ADDED_TOKENS:
         raise GrowthRefused(f"its post-processor adds {added} tokens to each prompt; at most {MAX_ADDED_TOKENS} may be")
-    length = NormalizedLength(parts.normalizers)
+    length = NormalizedLength(parts.normalizers, parts.added_tokens)
     if parts.normalizers:
         has_map = any(step["type"] == "Precompiled" for step in parts.normalizers)
         length.probe(itertools.chain(PROBES, TWO_BYTES if has_map else (), _patterns(parts.normalizers)))
+        length.probe_tokens(parts.added_tokens)
     return length
 
 
@@ -165,7 +173,7 @@ def normalizer_bound(step: Step) -> float:
     """
     kind = step["type"]
     if kind == "Prepend":
-        return _checked(step, 1 + _utf8_bytes(step["prepend"]))  # once per piece between added tokens
+        return _checked(step, 1 + utf8_bytes(step["prepend"]))  # once per piece between added tokens
     if kind == "Replace":
         return _checked(step, _replaced(step))
     if kind == "Precompiled":
@@ -178,7 +186,7 @@ def pre_tokenizer_bound(step: Step) -> float:
     if step["type"] == "ByteLevel":
         return 3 if step.get("add_prefix_space", True) else 2
     if step["type"] == "Metaspace":
-        return 1 + _utf8_bytes(step["replacement"])
+        return 1 + utf8_bytes(step["replacement"])
     return _known(step, PRE_TOKENIZER_BOUNDS, "pre-tokenizer")
 
 
@@ -189,10 +197,10 @@ def decoder_bound(step: Step) -> float:
 
 def _replaced(step: Step) -> float:
     """A text is as long as the pattern that matches it; a regular expression may match nothing, around a character."""
-    content_bytes = _utf8_bytes(step["content"])
+    content_bytes = utf8_bytes(step["content"])
     pattern = str(step["pattern"].get("String", ""))
     if pattern:
-        return max(1.0, content_bytes / _utf8_bytes(pattern))
+        return max(1.0, content_bytes / utf8_bytes(pattern))
     return 1.0 + 2 * content_bytes
 
 
@@ -255,9 +263,5 @@ def _patterns(steps: Sequence[Step]) -> Iterator[str]:
     """Probes that the patterns of these steps match: the patterns that are text, and what they are replaced by."""
     for step in steps:
         for text in (step.get("pattern", {}).get("String", ""), step.get("content", ""), step.get("prepend", "")):
-            if 0 < _utf8_bytes(text) <= MAX_PROBE_BYTES:
+            if 0 < utf8_bytes(text) <= MAX_PROBE_BYTES:
                 yield text
-
-
-def _utf8_bytes(text: Any) -> int:
-    return len(str(text).encode("utf-8", "surrogatepass"))

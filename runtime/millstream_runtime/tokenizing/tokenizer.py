@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
+from millstream_runtime.gguf.special_tokens import end_tokens, ignored_ids
 from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
-from millstream_runtime.rust_panics import RustPanic, panics_as_errors
+from millstream_runtime.rust_panics import RustPanic, panics_as_errors, tokenizers_errors
 from millstream_runtime.tokenizing.chat_template import (
     SPECIAL_TOKEN_NAMES,
     ChatPromptTooLong,
@@ -31,11 +34,21 @@ from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
     ByteLevelVocabulary,
     Detokenizer,
-    WindowDetokenizer,
+    StepwiseDecoder,
+    StepwiseDetokenizer,
     is_byte_level,
 )
+from millstream_runtime.tokenizing.folder.choices import TextChoices
+from millstream_runtime.tokenizing.folder.files import JsonFile, read_json_file
+from millstream_runtime.tokenizing.folder.folder_text import (
+    GENERATION,
+    end_tokens_without_tokenizer,
+    read_folder_tokens,
+)
+from millstream_runtime.tokenizing.folder.template_source import choose_template
+from millstream_runtime.tokenizing.folder.token import Token
 from millstream_runtime.tokenizing.text_growth import GrowthRefused, check_growth, check_tokens
-from millstream_runtime.tokenizing.tokenizer_parts import one_line, read_parts
+from millstream_runtime.tokenizing.tokenizer_parts import AddedText, one_line, read_parts
 
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
 SENTENCEPIECE_SPACE = "\u2581"
@@ -53,8 +66,16 @@ class Tokenizer:
     event loop waiting all the same, and its time limit from being noticed.
     """
 
-    def __init__(self, content: bytes, chat_template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        chat_template: ChatTemplate | None,
+        choices: TextChoices | None = None,
+        added_tokens: Sequence[Token] = (),
+    ) -> None:
         """`content`: of a tokenizer.json. What it can make of a text is checked before the library reads all of it.
+
+        `added_tokens`: that other files of the folder add to it. `choices`: what was chosen from which file.
 
         Raises:
             TokenizerPartsError: it is not a tokenizer.
@@ -64,15 +85,19 @@ class Tokenizer:
         """
         parts = read_parts(content)
         self._normalized_length = check_growth(parts)
-        self._fast = _read(content)
+        self._normalized_length.probe_tokens([AddedText(token.content, token.normalized) for token in added_tokens])
+        self._fast = _read(content, added_tokens)
         self._chat_template = chat_template
         self._byte_level = ByteLevelVocabulary(self._fast) if is_byte_level(parts.decoders) else None
+        self._stepwise = StepwiseDecoder(self._fast, parts.decoders)
         self._longest_token_characters = max((len(token) for token in self._fast.get_vocab()), default=1)
         check_tokens(self._longest_token_characters)
+        detokenizer = "stepwise" if self._byte_level is None else "byte-level"
+        self.choices = replace(choices or TextChoices("tokenizer.json"), detokenizer=detokenizer)
 
     @staticmethod
     def from_folder(folder: Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja.
+        """Read the files of a folder that say something about text (`folder/folder_text.py`), and its chat template.
 
         Of a folder with a GGUF file and no tokenizer.json, the vocabulary in that file.
 
@@ -80,28 +105,27 @@ class Tokenizer:
             RuntimeFailure: a file is missing or broken; the message names it.
         """
         path = folder / "tokenizer.json"
-        gguf = read_gguf_folder(folder) if folder.is_dir() and not path.is_file() else None
-        if gguf is not None:
+        gguf = read_gguf_folder(folder) if folder.is_dir() else None
+        if gguf is not None and not path.exists():
             return _from_gguf(gguf)
-        if not path.is_file():
-            raise RuntimeFailure(
-                FailureReason.CHECKPOINT_INVALID,
-                f"{path} is missing; save the tokenizer with `tokenizer.save_pretrained(...)` of its fast version.",
-            )
-        settings = read_json(folder / "tokenizer_config.json")
-        source = _template_source(folder, settings)
-        template = ChatTemplate(source, _special_tokens(settings)) if source is not None else None
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise RuntimeFailure(
-                FailureReason.CHECKPOINT_INVALID, f"{path} cannot be read: {error.strerror}."
-            ) from error
-        return _checked(content, template, f"{path} is not a tokenizer", f"{path} cannot be served")
+        config = None if gguf is None else JsonFile(gguf.path.name, gguf.config(is_header_alone=True))
+        text = read_folder_tokens(folder, config)
+        choice = choose_template(folder, text.settings)
+        template = None
+        if choice.source is not None:
+            template = ChatTemplate(choice.source, text.special, str(folder / choice.file))
+        choices = replace(text.choices, template=choice.file, notes=(*text.choices.notes, *choice.notes))
+        problem, refusal = f"{path} is not a tokenizer", f"{path} cannot be served"
+        return _checked(lambda: Tokenizer(text.content, template, choices, text.added), problem, refusal)
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the chat template reads a message's content as a list of parts."""
+        return self._chat_template is not None and self._chat_template.takes_parts
 
     def vocabulary(self) -> dict[str, int]:
         """Ids of all tokens, added ones included."""
@@ -129,7 +153,7 @@ class Tokenizer:
         """
         return self._ids(text, add_special_tokens)
 
-    @panics_as_errors
+    @tokenizers_errors
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids by the model's own decoder, without special tokens.
 
@@ -183,7 +207,7 @@ class Tokenizer:
         except TypeError as error:  # the library's for half of a surrogate pair, which a template can make
             raise ChatTemplateError("The model's chat template makes no text of these messages.") from error
 
-    @panics_as_errors
+    @tokenizers_errors
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         self._normalized_length.require(text)
         if len(text) < LONG_CHARACTERS:
@@ -193,26 +217,7 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """Fresh state for one generation."""
-        return ByteLevelDetokenizer(self._byte_level) if self._byte_level else WindowDetokenizer(self._fast)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model folder; {} when the file is absent.
-
-    Raises:
-        RuntimeFailure: the file is not a JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RuntimeFailure(
-            FailureReason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
-        ) from error
-    if not isinstance(content, dict):
-        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
-    return content
+        return ByteLevelDetokenizer(self._byte_level) if self._byte_level else StepwiseDetokenizer(self._stepwise)
 
 
 def _from_gguf(model: GgufModel) -> Tokenizer:
@@ -220,15 +225,28 @@ def _from_gguf(model: GgufModel) -> Tokenizer:
     content = json.dumps(tokenizer_json(metadata, where)).encode()
     settings = tokenizer_config(metadata, where)
     source = settings.get("chat_template")
-    template = None if source is None else ChatTemplate(source, _special_tokens(settings))
+    special = {name: settings[name] for name in SPECIAL_TOKEN_NAMES if name in settings}
+    template = None if source is None else ChatTemplate(source, special)
+    file = model.path.name
+    ends = end_tokens_without_tokenizer(
+        JsonFile(file, {"eos_token_id": end_tokens(metadata)}), read_json_file(model.path.with_name(GENERATION))
+    )
+    choices = TextChoices(
+        tokenizer=file,
+        template="" if source is None else file,
+        special_tokens={name: (token, file) for name, token in special.items()},
+        end_tokens=sorted(ends.ids),
+        end_sources=ends.sources,
+        notes=(*((ends.difference,) if ends.difference else ()), *ignored_ids(metadata)),
+    )
     problem = f"{where} holds no usable tokenizer"
-    return _checked(content, template, problem, problem)
+    return _checked(lambda: Tokenizer(content, template, choices), problem, problem)
 
 
-def _checked(content: bytes, template: ChatTemplate | None, is_broken: str, is_refused: str) -> Tokenizer:
+def _checked(make: Callable[[], Tokenizer], is_broken: str, is_refused: str) -> Tokenizer:
     """The tokenizer; else a failure that begins with `is_broken`, or with `is_refused` where it makes too much."""
     try:
-        return Tokenizer(content, template)
+        return make()
     except GrowthRefused as error:
         raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{is_refused}: {error}.") from error
     except RustPanic as panic:
@@ -239,13 +257,15 @@ def _checked(content: bytes, template: ChatTemplate | None, is_broken: str, is_r
 
 
 @panics_as_errors
-def _read(content: bytes) -> FastTokenizer:
+def _read(content: bytes, added_tokens: Sequence[Token]) -> FastTokenizer:
     """The library's tokenizer, which has been tried once.
 
     Raises:
         RustPanic: it fails on any text.
     """
     fast = FastTokenizer.from_buffer(content)
+    if added_tokens:
+        fast.add_tokens([_library_token(token) for token in added_tokens])
     fast.no_truncation()  # the server answers an overlong prompt with an error, never with a cut one
     fast.no_padding()
     with suppress(Exception):  # a vocabulary of a few words has no token for others; a panic is no Exception
@@ -253,36 +273,12 @@ def _read(content: bytes) -> FastTokenizer:
     return fast
 
 
-def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise RuntimeFailure(
-                FailureReason.CHECKPOINT_INVALID, f"{path} is not readable text: {_first_line(error)}."
-            ) from error
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # older folders hold several by name
-        entries = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = entries[-1].get("template") if entries else None
-    elif isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and friends: a string, or an object with the string in `content`."""
-    found = {}
-    for name in SPECIAL_TOKEN_NAMES:
-        value = settings.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            found[name] = value
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+def _library_token(token: Token) -> AddedToken:
+    return AddedToken(
+        token.content,
+        special=token.special,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        single_word=token.single_word,
+        normalized=token.normalized,
+    )

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from millstream_runtime.rust_panics import RustPanic, panics_as_errors
+from millstream_runtime.rust_panics import RustPanic, panics_as_errors, tokenizers_errors
 
 MAX_STEPS = 256  # of one part; published tokenizers have at most nine
 MAX_DETAIL_CHARACTERS = 300
@@ -25,6 +26,19 @@ Step = Mapping[str, Any]
 
 class TokenizerPartsError(Exception):
     """The file is not a tokenizer. `str()` says why, in one line without a full stop."""
+
+
+class AddedText(msgspec.Struct, frozen=True):
+    """A token that is cut out of a text before the model sees it; where `normalized` is False, before the normalizer.
+
+    `lstrip`, `rstrip`: with the spaces beside it. `single_word`: only where no letter touches it.
+    """
+
+    content: str = ""
+    normalized: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -39,6 +53,7 @@ class _Fields(msgspec.Struct):
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
     post_processor: msgspec.Raw = msgspec.Raw(b"null")
     decoder: msgspec.Raw = msgspec.Raw(b"null")
+    added_tokens: tuple[AddedText, ...] | None = ()
     model: _Model = msgspec.field(default_factory=_Model)
 
 
@@ -50,6 +65,7 @@ class TokenizerParts:
     pre_tokenizers: Sequence[Step] = ()
     post_processors: Sequence[Step] = ()
     decoders: Sequence[Step] = ()
+    added_tokens: Sequence[AddedText] = ()
 
 
 def read_parts(content: bytes | str) -> TokenizerParts:
@@ -74,6 +90,7 @@ def read_parts(content: bytes | str) -> TokenizerParts:
         _steps(written["pre_tokenizer"], "pretokenizers"),
         _steps(written["post_processor"], "processors"),
         _steps(written["decoder"], "decoders"),
+        fields.added_tokens or (),
     )
 
 
@@ -84,6 +101,42 @@ def one_normalizer(step: Step) -> Any:
         RustPanic: the library cannot make it.
     """
     return stand_in(_Fields(normalizer=msgspec.Raw(msgspec.json.encode(step)))).normalizer
+
+
+def one_decoder(step: Step) -> Any:
+    """The library's decoder for one step.
+
+    Raises:
+        RustPanic: the library cannot make it.
+    """
+    return stand_in(_Fields(decoder=msgspec.Raw(msgspec.json.encode(step)))).decoder
+
+
+@tokenizers_errors
+def pieces(text: str, added_tokens: Sequence[AddedText]) -> list[str]:
+    """What the library hands to the normalizer, one piece at a time: the text without tokens that it cuts out before.
+
+    Raises:
+        RustPanic: the library fails on it.
+    """
+    cut_out = [token for token in added_tokens if token.content and not token.normalized]
+    if not cut_out:
+        return [text]
+    words = stand_in(_Fields())
+    words.add_tokens(
+        [
+            AddedToken(
+                token.content,
+                normalized=False,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                single_word=token.single_word,
+            )
+            for token in cut_out
+        ]
+    )
+    encoded = words.encode(text)
+    return [text[start:end] for number, (start, end) in zip(encoded.ids, encoded.offsets, strict=True) if number == 0]
 
 
 @panics_as_errors

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.quality.documents import Document, TokenizedDocument, read_documents, tokenize
-from millstream_runtime.quality.held_out_part import Tokenize, content_of, held_out_of, shuffled_once
+from millstream_runtime.quality.documents import Document, TokenizedDocument, content_of, read_documents, tokenize
+from millstream_runtime.quality.held_out_part import Tokenize, held_out_of, shuffled_once
 from millstream_runtime.quality.verdict import MIN_DOCUMENTS, MIN_TOKENS, check_enough
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from millstream_runtime.tune_draft.settings import TuneSettings

@@ -36,6 +36,7 @@ from tests.support import varlen_reference
 from tests.support.crowded import crowd
 from tests.support.drafters import RandomLengths
 from tests.support.eager_recorder import EagerRecorder
+from tests.support.embedding import embedding_weight
 from tests.support.small_pool import small_pools
 from tests.support.tape_recorder import TapeRecorder
 
@@ -118,7 +119,7 @@ class Engines:
             )
         if model in DAMAGED:
             with torch.inference_mode():
-                engine._runner._forward.model._embedding.weight[DAMAGED_TOKEN] = float("nan")
+                embedding_weight(engine._runner._forward.model)[DAMAGED_TOKEN] = float("nan")
         if self._processors_of is not None:
             engine.processors_for = self._processors_of
         return engine
@@ -174,7 +175,7 @@ class Engines:
         return self._decoders[key]
 
     def _load_draft(self, config: RuntimeConfig, target: ShardConfig, draft: draft_shard.DraftShard) -> Decoder:
-        kernels = draft_shard.draft_kernels(config, target, draft.model_config)
+        kernels = draft_shard.draft_kernels(config, target, draft)
         key = _Key(str(draft.folder), draft.model_config.max_model_len, _part_kernels(kernels))
         if key not in self._decoders:
             self._decoders[key] = _load_draft(config, target, draft)

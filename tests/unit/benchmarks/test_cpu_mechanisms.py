@@ -44,6 +44,14 @@ def test_a_workload_counts_its_tokens_and_leaves_the_engine_idle(engine: Engine,
     engine.check_integrity()
 
 
+def test_a_burst_counts_prompts_and_answers_and_its_longest_step(engine: Engine) -> None:
+    sample = run_workload("burst", engine, random.Random(1), SIZE)
+    assert sample.tokens >= 15 * 20 + 15
+    assert sample.gap_seconds is not None
+    assert sample.gap_seconds <= sample.seconds
+    assert not engine.has_work()
+
+
 def test_mixed_counts_prompts_and_answers_and_its_slow_steps(engine: Engine) -> None:
     sample = run_workload("mixed", engine, random.Random(1), SIZE)
     assert sample.tokens > 2 * 512

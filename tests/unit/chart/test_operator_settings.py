@@ -10,6 +10,7 @@ import yaml
 
 from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.rendering.network_policy import NetworkDefaults
+from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.settings import read_settings
 from tests.support.helm_chart import (
     CHART,
@@ -127,3 +128,15 @@ def test_the_time_until_the_next_look_reaches_the_operator_and_is_absent_by_defa
     assert environment(render("operator.recheckSeconds=2"))["MILLSTREAM_RECHECK_SECONDS"] == "2"
     for values in ([], ["operator.recheckSeconds=30"], ["operator.recheckSeconds=null"]):
         assert "MILLSTREAM_RECHECK_SECONDS" not in environment(render(*values))
+
+
+def test_default_pull_secrets_reach_the_operator_and_are_absent_where_there_are_none() -> None:
+    """An operator of an earlier release, which the chart may be upgraded around, does not know them."""
+
+    def rendered(*values: str) -> str:
+        (found,) = (one for one in of_kind(render(*values), "ConfigMap") if "pod-defaults.json" in one["data"])
+        return str(found["data"]["pod-defaults.json"])
+
+    assert "imagePullSecrets" not in rendered()
+    defaults = PodDefaults.model_validate_json(rendered('podDefaults.imagePullSecrets=["registry"]'))
+    assert defaults.image_pull_secrets == ["registry"]

@@ -14,9 +14,18 @@ from tests.support.helm_chart import (
     render,
 )
 
+BINDINGS = ("ClusterRoleBinding", "RoleBinding")
+AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
 OWN_SECRET = [
     {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["millstream-probe-key"], "verbs": ["get", "patch"]}
 ]
+
+
+def operators_role(documents: list[Document]) -> Document:
+    """The one that is bound to the operator, where the inventory is left out."""
+    bound = {one["roleRef"]["name"] for kind in BINDINGS for one in of_kind(documents, kind)}
+    (role,) = (one for one in of_kind(documents, "ClusterRole") if one["metadata"]["name"] in bound)
+    return role
 
 
 def test_the_operator_reads_one_secret_its_own_which_helm_leaves_empty() -> None:
@@ -35,7 +44,9 @@ def test_the_operator_reads_one_secret_its_own_which_helm_leaves_empty() -> None
 
 def test_rights_are_spelled_out_and_leave_secrets_alone() -> None:
     documents = render()
-    rules = [rule for kind in ("ClusterRole", "Role") for role in of_kind(documents, kind) for rule in role["rules"]]
+    bound = {one["roleRef"]["name"] for kind in BINDINGS for one in of_kind(documents, kind)}
+    roles = [role for kind in ("ClusterRole", "Role") for role in of_kind(documents, kind)]
+    rules = [rule for role in roles if role["metadata"]["name"] in bound for rule in role["rules"]]
     assert rules
     for rule in rules:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], rule
@@ -90,6 +101,13 @@ def test_leadership_has_rights_on_one_lease_of_its_own_namespace() -> None:
     assert [(s["name"], s["namespace"]) for s in binding["subjects"]] == [(name, "system")]
 
 
+def test_the_lease_of_another_release_may_be_read_by_its_name_and_nothing_more() -> None:
+    """Its name is the other release's, and in the status: it cannot be listed here."""
+    role = operators_role(render("inventory.mode=Disabled"))
+    rules = [rule for rule in role["rules"] if "leases" in rule["resources"]]
+    assert rules == [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]}]
+
+
 def test_what_was_measured_is_one_config_map_of_the_operators_own_namespace() -> None:
     documents = render(release="one")
     name = operator_of(documents)["metadata"]["name"]
@@ -104,7 +122,7 @@ def test_what_was_measured_is_one_config_map_of_the_operators_own_namespace() ->
 
 def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
     """A missing right shows only in the first cluster that has the kind."""
-    (role,) = of_kind(render("inventory.mode=Disabled"), "ClusterRole")  # nodes are a role of their own
+    role = operators_role(render("inventory.mode=Disabled"))  # nodes are a role of their own
     granted = {
         (group, resource): set(rule["verbs"])
         for rule in role["rules"]
@@ -118,7 +136,7 @@ def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
 
 
 async def test_no_right_is_missing_where_a_deleted_llmdeployment_is_stopped() -> None:
-    (role,) = of_kind(render("inventory.mode=Disabled"), "ClusterRole")
+    role = operators_role(render("inventory.mode=Disabled"))
     granted = {
         (group, resource, verb)
         for rule in role["rules"]
@@ -151,3 +169,26 @@ def test_the_role_in_the_namespace_default_can_be_left_out() -> None:
     left_out = [one for one in documents if one not in without]
     assert [one["kind"] for one in left_out] == ["Role", "RoleBinding"], "and nothing else differs"
     assert environment(documents)["MILLSTREAM_NETWORK"] == environment(without)["MILLSTREAM_NETWORK"]
+
+
+def test_users_get_rights_by_the_clusters_own_roles_and_the_status_stays_the_operators() -> None:
+    """view, edit and admin take the rules of each ClusterRole with their label; edit holds what view has."""
+    documents = render()
+    rights: dict[str, set[tuple[str, str]]] = {"view": set(), "edit": set(), "admin": set()}
+    for role in of_kind(documents, "ClusterRole"):
+        for user in rights:
+            if role["metadata"]["labels"].get(AGGREGATE + user) == "true":
+                rights[user] |= {
+                    (one, verb) for rule in role["rules"] for one in rule["resources"] for verb in rule["verbs"]
+                }
+    names = ("llmdeployments", "llmdeployments/status", "llmdeployments/scale")
+    looks = {(name, verb) for name in names for verb in ("get", "list", "watch")}
+    assert rights["view"] == looks
+    writes = {("llmdeployments", verb) for verb in ("create", "update", "patch", "delete", "deletecollection")}
+    writes |= {("llmdeployments/scale", verb) for verb in ("update", "patch")}
+    assert rights["edit"] == rights["admin"] == looks | writes
+    without = [one for one in documents if one not in render("userRoles.enabled=false")]
+    assert {one["kind"] for one in without} == {"ClusterRole"}
+    assert len(without) == 2
+    operators = {one["roleRef"]["name"] for kind in BINDINGS for one in of_kind(documents, kind)}
+    assert not operators & {one["metadata"]["name"] for one in without}, "they are no rights of the operator"

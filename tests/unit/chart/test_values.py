@@ -60,6 +60,8 @@ REFUSED_BY_THE_OPERATOR: list[Document] = [
     {"podDefaults": {"annotations": {"note": "x" * 4097}}},
     {"podDefaults": {"annotations": {"a note": "x"}}},
     {"podDefaults": {"nodeSelector": {"zone": "a/b"}}},
+    {"podDefaults": {"allowedHubs": ["http://hub"]}},
+    {"podDefaults": {"allowedHubs": ["hub:8080"]}},
     {"podDefaults": {"tolerations": [{"key": "a b"}]}},
     {"podDefaults": {"tolerations": [{"key": "gpu", "value": "a/b"}]}},
     {"podDefaults": {"tolerations": [{"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 86401}]}},
@@ -82,6 +84,7 @@ AT_THE_BOUNDS: list[Document] = [
                 {"key": "gpu", "operator": "Equal", "value": "", "effect": "NoExecute", "tolerationSeconds": 86400},
             ],
             "priorityClassName": "high.priority",
+            "allowedHubs": ["mirror.models.svc", "127.0.0.1", "10.0.0.0/8", "fd00::/8"],
         }
     },
 ]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.output_streams import can_redraw
+
 pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +54,7 @@ def test_a_pipe_that_ends_early_is_no_error(arguments: tuple[str, ...]) -> None:
     with pipe_that_ended() as writer:
         done = run(*arguments, after=f">&{writer}")
     assert done.stderr == b""
-    assert done.returncode == 1
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("validate", "examples/demo.yaml"), MID])
@@ -121,3 +123,20 @@ def test_a_failure_that_stderr_does_not_take_keeps_its_code_and_its_termination_
         done = run("serve", *flags, after=after, MILLSTREAM_TERMINATION_LOG=str(message))
     assert done.returncode == code
     assert json.loads(message.read_text())["message"]
+
+
+@pytest.mark.quick
+def test_a_pipe_that_ends_early_changes_no_exit_code_of_a_failure() -> None:
+    with pipe_that_ended() as writer:
+        done = run("validate", "examples/demo.yaml", "missing.yaml", after=f">&{writer}")
+    assert b"missing.yaml: cannot be read" in done.stderr
+    assert done.returncode == 1
+
+
+def test_a_terminal_that_cannot_redraw_gets_no_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    with os.fdopen(controller), os.fdopen(terminal, "w") as stream:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        assert can_redraw(stream)
+        monkeypatch.setenv("TERM", "dumb")
+        assert not can_redraw(stream)

@@ -36,3 +36,19 @@ def test_names_that_the_cluster_allows_are_given_by_a_variable(
     monkeypatch.setenv("MILLSTREAM_ALLOWED_ENV", "TORCH_*")
     assert main(["validate", str(file)]) != 0
     assert "MILLSTREAM_ALLOWED_ENV holds 'TORCH_*', which is no variable's name" in capsys.readouterr().err
+
+
+def test_all_errors_of_a_file_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    text = EXAMPLE.read_text()
+    bad.write_text(f"{text.replace('accelerator:', 'accelerators:')}\n---\n{text}  replicas: -1\n  service: 1\n")
+    assert main(["validate", str(bad), str(EXAMPLE)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == f"{EXAMPLE}: ok\n"
+    lines = printed.err.splitlines()
+    assert len(lines) == 3, lines
+    for line, part in zip(
+        lines, ("accelerators: unknown field", "spec.replicas is -1", "spec.service is 1"), strict=True
+    ):
+        assert line.startswith(f"{bad}:")
+        assert part in line

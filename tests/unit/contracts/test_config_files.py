@@ -40,6 +40,7 @@ def test_the_boot_half_survives_its_file(tmp_path: Path) -> None:
         heartbeat_interval_seconds=st.integers(0, 86_400),
         log_level=st.sampled_from(LogLevel),
         speculation_governor=st.sampled_from(GovernorMode),
+        allowed_origins=st.sampled_from([(), ("*",), ("https://a.example", "http://[::1]:3000")]),
     )
 )
 def test_the_live_half_survives_its_file(live: LiveConfig) -> None:
@@ -58,11 +59,12 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
     names = ("enable_hybrid_kv_cache_manager", "kv_cache_dtype", "speculation_method", "max_draft_tokens")
-    for name in (*names, "speculation_acceptance", "draft_tree"):
+    for name in (*names, "speculation_acceptance", "draft_tree", "planned_model_len"):
         assert name not in dump(BOOT)
     for asked in (
         replace(BOOT, target_itl_milliseconds=50),
         replace(BOOT, enable_hybrid_kv_cache_manager=True),
+        replace(BOOT, planned_model_len=5000),
         replace(BOOT, kv_cache_dtype=KVCacheDType.INT8),
         replace(BOOT, speculation_method=SpeculationMethod.N_GRAM),
         replace(BOOT, speculation_method=SpeculationMethod.N_GRAM, max_draft_tokens=16),
@@ -129,6 +131,7 @@ def test_a_bad_live_file_is_refused(text: str) -> None:
     [
         ('{"heartbeat_interval_seconds": -1}', "live.json: --heartbeat-interval-seconds is -1"),
         ('{"log_level": "Debug"}', "live.json: log_level: .*; got 'Debug'"),
+        ('{"allowed_origins": ["https://a.example/"]}', "live.json: --allowed-origins has 'https://a.example/'"),
         ('{"probe_key_digests": ["x"]}', "live.json: probe_key_digests must be"),
     ],
 )

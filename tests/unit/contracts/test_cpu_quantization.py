@@ -22,6 +22,7 @@ from millstream_operator.planning.sizing.weights import rank_weights, weight_for
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quantization_config.scheme import rounded_while_loading
 from millstream_runtime.sources.inspection.inspect import inspect_folder
@@ -134,6 +135,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "nf4 in bfloat16": NF4 | {"bnb_4bit_quant_storage": "bfloat16"},
     "int8, an impossible threshold": INT8 | {"llm_int8_threshold": -1},
     "int2, compressed-tensors": compressed("pack-quantized", num_bits=2, strategy="channel"),
+    "naive, int4 in bytes": compressed("naive-quantized", num_bits=4, strategy="channel"),
     "int4 in bytes": compressed("int-quantized", num_bits=4, strategy="channel"),
     "int8, asymmetric": compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
     "marlin, compressed-tensors": compressed("marlin-24", num_bits=4, strategy="channel"),
@@ -149,6 +151,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no method": {"bits": 4},
     "a pattern that may take years": AWQ | {"modules_to_not_convert": ["re:(a+)+$"]},
 }
+
+
+def held_bytes(folder: Path, weights_dtype: torch.dtype = torch.float16) -> int:
+    """What the runtime holds of a folder's weights; of those that are not quantized, in 16 bits."""
+    model = load_model_config(folder)
+    return expected_weights(model, Arithmetic(torch.float32, weights_dtype, weights_dtype)).num_bytes
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -169,8 +177,8 @@ def test_what_the_runtime_refuses_is_not_planned(name: str, tmp_path: Path) -> N
 def test_planned_bytes_are_those_of_the_tensors(name: str, tmp_path: Path) -> None:
     config = LLAMA | {"quantization_config": SERVED[name]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    taken = expected_weights(load_model_config(tmp_path), torch.float32).num_bytes
-    assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
+    planned_bytes, taken_bytes = cpu_weights_bytes(read_shape(config)), held_bytes(tmp_path)
+    assert 0.99 * taken_bytes <= planned_bytes <= 1.02 * taken_bytes, "zero points are counted of symmetric ones, too"
 
 
 @pytest.mark.parametrize("kept", [[], ["kv_b_proj"], ["re:.*self_attn.*"]])
@@ -180,8 +188,7 @@ def test_what_is_dequantized_once_is_planned_dequantized(name: str, kept: list[s
     settings = SERVED[name] | {"modules_to_not_convert": kept}
     config = DEEPSEEK | {"quantization_config": settings}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    taken = expected_weights(load_model_config(tmp_path), torch.float32).num_bytes
-    assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
+    assert cpu_weights_bytes(read_shape(config)) == pytest.approx(held_bytes(tmp_path), rel=0.01)
 
 
 @pytest.mark.deep
@@ -223,14 +230,35 @@ def test_weights_that_are_rounded_while_they_are_loaded_are_planned_so(config: d
     model = replace(load_model_config(tmp_path), quantization=rounded_while_loading())
     asked = deployment(quantization={"method": "FP8"}).spec
     shape = as_loaded(asked, read_shape(config), CAPABILITIES)
-    assert cpu_weights_bytes(shape) == pytest.approx(expected_weights(model, torch.float32).num_bytes, rel=0.01)
+    taken = expected_weights(model, Arithmetic(torch.float32, torch.float16, torch.float16)).num_bytes
+    assert cpu_weights_bytes(shape) == pytest.approx(taken, rel=0.01)
     on_a_gpu = rank_weights(shape, weight_format(shape, "FP8")).total_bytes
     assert on_a_gpu == pytest.approx(expected_weights(model, torch.float16).num_bytes, rel=0.01)
 
 
-def test_plain_weights_are_counted_in_float32() -> None:
-    shape = read_shape(LLAMA)
-    assert cpu_weights_bytes(shape) == shape.parameters.total * FLOAT32_BYTES
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "deepseek"])
+def test_plain_weights_are_counted_as_they_are_held(config: dict[str, Any], stored: str, tmp_path: Path) -> None:
+    """Norms, routers and DeepSeek's `kv_b_proj` in float32, whatever the checkpoint's dtype."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = read_shape(config | {"torch_dtype": stored})
+    assert cpu_weights_bytes(shape) == held_bytes(tmp_path, getattr(torch, stored))
+    if stored == "float32":
+        assert cpu_weights_bytes(shape) == shape.parameters.total * FLOAT32_BYTES
+
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "model_configs"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PUBLISHED.glob("*.json")))
+def test_a_published_model_is_counted_as_it_is_held(name: str, tmp_path: Path) -> None:
+    config = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    shape = read_shape(config)
+    if shape.family not in CAPABILITIES.model_families or shape.quantization is not None:
+        pytest.skip("not served by this runtime, or quantized, which the tests above compare")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    dtypes = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
+    assert cpu_weights_bytes(shape) == pytest.approx(held_bytes(tmp_path, dtypes[shape.dtype]), rel=0.001)
 
 
 def _runtime_loads(config: dict[str, Any], folder: Path) -> bool:

@@ -20,13 +20,14 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.sizing import cpu_memory
 from millstream_operator.planning.sizing.cpu_step import MASK_LIMIT_BYTES, StepLimits, draft_step_bytes, step_bytes
 from millstream_operator.rendering.runtime_config import boot_config
-from millstream_runtime.config import CAPABILITIES, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import CAPABILITIES, DType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.draft_head_tensors import EAGLE1, EAGLE3
 from millstream_runtime.engine.eagle import head_shard
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.kv import pool_size
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.registry import load_model_config
 from tests.support.llmdeployments import deployment
@@ -117,9 +118,12 @@ def test_the_pass_of_a_draft_model_is_that_of_the_runtime(name: str, length: int
     shape = written(folder, config_of(name))
     target = replace(load_model_config(folder), max_model_len=length)
     runtime = RuntimeConfig(model=str(folder), served_model_name="draft")
-    shard_config = ShardConfig(target, torch.device("cpu"), torch.float32, resolve_shard_config(runtime).policy)
+    shard_config = ShardConfig(
+        target, torch.device("cpu"), Arithmetic.of(torch.float32), resolve_shard_config(runtime).policy
+    )
     of_draft = draft_shard.within_target(load_model_config(folder), shard_config)
-    draft = draft_shard.DraftShard(folder, of_draft, draft_shard.context_tokens(runtime, shard_config, of_draft), 0)
+    context_tokens = draft_shard.context_tokens(runtime, shard_config, of_draft)
+    draft = draft_shard.DraftShard(folder, of_draft, context_tokens, 0, shard_config.arithmetic)
     counted = draft_shard.largest_step_bytes(runtime, shard_config, draft)
     assert is_covered(draft_step_bytes(shape, limits_of(length)), counted)
 
@@ -139,7 +143,8 @@ def test_the_pass_of_a_draft_head_is_that_of_the_runtime(kind: str, states: int,
     )
     found = shard_config.model_config
     of_head = cast(Any, None)  # what its pass takes needs its sizes alone
-    head = head_shard.HeadShard(folder, found, found.max_model_len, 0, of_head, tuple(range(states)))
+    numbers = Arithmetic.of(torch.float32)
+    head = head_shard.HeadShard(folder, found, found.max_model_len, 0, numbers, of_head, tuple(range(states)))
     counted = head_shard.largest_step_bytes(runtime, shard_config, head)
     of_config = DraftHead(kind=kind, vocab_size=shape.vocab_size, target_hidden_size=shape.hidden_size, states=states)
     planned = draft_step_bytes(replace(shape, vocab_size=0, draft_head=of_config), limits_of(found.max_model_len))
@@ -173,14 +178,16 @@ def pool_of(
     limit_bytes = plan.memory.usable_bytes
     monkeypatch.setattr(shard, "memory_limit_bytes", lambda: limit_bytes)
     monkeypatch.setattr(shard, "container_limit_bytes", lambda: limit_bytes)
-    monkeypatch.setattr(shard, "resident_bytes", lambda: used_bytes)
-    runtime = RuntimeConfig.of(replace(boot_config(plan), model=str(folder)))
+    monkeypatch.setattr(shard, "claimed_bytes", lambda: used_bytes)
+    boot = RuntimeConfig.of(replace(boot_config(plan), model=str(folder)))
+    runtime = replace(boot, auto_dtype=DType.FLOAT32)  # as `serve` reads a boot file
     shard_config = resolve_shard_config(runtime)
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
     budget = shard.measure_memory(runtime, shard_config, cast(Decoder, None))
     found = shard.size_pool(runtime, shard_config, budget)
     config, layout = shard_config.model_config, shard.request_blocks(runtime, shard_config).layout
-    token_bytes = config.kv_bytes_per_token(4) // config.num_layers * layout.layers_per_group
+    number_bytes = shard_config.arithmetic.kv_cache.itemsize
+    token_bytes = config.kv_bytes_per_token(number_bytes) // config.num_layers * layout.layers_per_group
     return budget, found.num_blocks * token_bytes * runtime.block_size_tokens
 
 
@@ -252,11 +259,13 @@ def test_a_pod_of_an_earlier_plan_starts_where_the_step_leaves_too_little(
     name: str, spec: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has what one request needs, as it had before; the rest of the promise goes to the step."""
-    shape = written(folder, config_of(name))
+    shape = replace(written(folder, config_of(name)), dtype="FP32")
     need_bytes, block_bytes = request_bytes(shape, spec), 16 * shape.kv_elements_per_token() * 4
     limit = earlier_limit_bytes(shape, need_bytes + block_bytes)  # a pool is whole blocks
     plan = least_plan(config_of(name), **LENGTHS[spec])
     assert plan.memory is not None
-    earlier = replace(plan, memory=replace(plan.memory, usable_bytes=limit))
+    earlier = replace(
+        plan, dtype="FP32", memory=replace(plan.memory, usable_bytes=limit), planned_model_len_tokens=None
+    )
     _, pool_bytes = pool_of(earlier, folder, ENGINE_BYTES + cpu_memory.cpu_weights_bytes(shape), monkeypatch)
     assert pool_bytes >= need_bytes

@@ -11,15 +11,17 @@ import torch
 from millstream_operator.catalog.inspected_model import read_inspected_head
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape_file
+from millstream_operator.planning.choices.cpu_dtype import draft_as_held
 from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES, cpu_weights_bytes
 from millstream_operator.planning.sizing.kv_pool import kv_pool
 from millstream_operator.planning.sizing.memory_ledger import draft_token_bytes, kv_bytes_per_token
-from millstream_runtime.config import KVCacheDType, SpeculationMethod
+from millstream_runtime.config import CAPABILITIES, KVCacheDType, SpeculationMethod
 from millstream_runtime.models.eagle.heads import expected_weights, read_head_folder
 from millstream_runtime.sources.inspection.inspect import inspect_folder
 from tests.support.eagle3_heads import to_eagle3_speculators, write_eagle3_head
 from tests.support.eagle_heads import head_config, random_head, save_head, to_speculators
 from tests.support.family_cases import dense
+from tests.support.llmdeployments import deployment
 from tests.support.medusa_heads import write_medusa_heads
 from tests.support.tiny_families import make_engine, write_family
 
@@ -67,7 +69,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(head: Path, method: str) -> ModelShape:
-    return read_inspected_head(inspect_folder(head), method).shape
+    """As a replica on a CPU holds it: in float32, as the hidden states that it reads are."""
+    shape = read_inspected_head(inspect_folder(head), method).shape
+    return draft_as_held(deployment(accelerator={"type": "CPU"}).spec, None, shape, CAPABILITIES)
 
 
 @pytest.mark.parametrize("write", [*EAGLE_HEADS, medusa])

@@ -15,6 +15,7 @@ HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
     [
         "millstream_operator",
         "millstream_runtime.config",
+        "millstream_runtime.config_json_fields",
         "millstream_runtime.context_limit",
         "millstream_runtime.errors",
         "millstream_runtime.kv_formats",

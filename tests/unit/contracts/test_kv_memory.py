@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.kv_groups import SHAPES, running_at_once
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -30,6 +31,7 @@ from millstream_runtime.engine.execution.shard_config import resolve_shard_confi
 from millstream_runtime.engine.kv.pool_size import MemoryBudget
 from millstream_runtime.engine.request import Request
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.arithmetic import Arithmetic
 from tests.support.engines import greedy
 from tests.support.family_cases import CASES, dense
 from tests.support.llmdeployments import deployment
@@ -150,7 +152,8 @@ def test_a_plan_for_a_gpu_promises_the_tokens_that_the_runtime_will_report(
     assert boot.enable_hybrid_kv_cache_manager is FLAGS[asked]
     # Where nothing is asked for, a GPU keeps one table, and a CPU, which computes here, chooses.
     runtime = RuntimeConfig.of(replace(boot, enable_hybrid_kv_cache_manager=FLAGS[asked] or False))
-    shard_config = resolve_shard_config(runtime)
+    # As a GPU does, which has one type for all.
+    shard_config = replace(resolve_shard_config(runtime), arithmetic=Arithmetic.of(torch.bfloat16))
     budget = MemoryBudget(limit_bytes=0, used_bytes=0, reserve_bytes=0, available_bytes=plan.memory.kv_cache_bytes)
     found = shard.size_pool(runtime, shard_config, budget)
     held = shard.request_blocks(runtime, shard_config)

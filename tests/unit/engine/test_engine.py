@@ -66,11 +66,12 @@ def test_eos_from_generation_config_ends_unless_ignored_and_not_before_min_token
 ) -> None:
     import shutil
 
-    tokens = [output.token_id for output in outputs_of(make_engine(write_model()), greedy(20))]
+    engine_of_config_alone = make_engine(write_model())
+    tokens = [output.token_id for output in outputs_of(engine_of_config_alone, greedy(20))]
     folder = shutil.copytree(write_model(), tmp_path / "model")
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": [198, {tokens[2]}]}}')
     engine = make_engine(folder)
-    assert engine.model_config.eos_token_ids == {198, tokens[2]}
+    assert engine.model_config.eos_token_ids == {198, tokens[2], *engine_of_config_alone.model_config.eos_token_ids}
     outputs = outputs_of(engine, greedy(20, ignore_eos=False))
     assert [output.token_id for output in outputs] == tokens[: tokens.index(tokens[2]) + 1]
     assert outputs[-1].finish_reason is FinishReason.STOP

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime.engine.host_limits import memory_limit_bytes, usable_cpus
+from millstream_runtime.engine.host_limits import claimed_bytes, container_limit_bytes, memory_limit_bytes, usable_cpus
 from millstream_runtime.engine.kv import pool_size
-from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.kv_layout import MOST_BLOCKS
 
 GIB = 1 << 30
@@ -49,6 +49,48 @@ def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
         "max_num_seqs": 2,
     } | overrides
     return pool_size.size_pool(budget, **arguments)  # type: ignore[arg-type]
+
+
+def test_mapped_files_beyond_the_code_that_runs_are_not_claimed(tmp_path: Path) -> None:
+    """As the kernel says it: of a process with torch some 280 MiB are mapped libraries, which it can drop."""
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nRssAnon:\t  300000 kB\nRssFile:\t  280000 kB\nRssShmem:\t  1000 kB\n")
+    assert claimed_bytes(status) == (301_000 << 10) + (80 << 20)
+    status.write_text("RssAnon:\t  300000 kB\nRssFile:\t  8 kB\nRssShmem:\t  0 kB\n")
+    assert claimed_bytes(status) == 300_008 << 10
+
+
+def test_less_room_than_planned_ends_the_boot_with_both_lengths() -> None:
+    planned = {"max_model_len_is_explicit": False, "planned_model_len": 160}
+    assert size(10 << 10, **planned) == pool_size.PoolSize(10, 160)
+    with pytest.raises(RuntimeFailure, match="holds a request of 144 tokens, but 160 were planned") as caught:
+        size(9 << 10, **planned)
+    assert caught.value.reason is FailureReason.OUT_OF_MEMORY
+    assert "limits.memory" in caught.value.message
+    assert "spec.engine.maxModelLen" in caught.value.message
+    whole = size(100 << 10, **(planned | {"planned_model_len": 2000}))
+    assert whole == pool_size.PoolSize(100, 1000), "no more than the model allows"
+
+
+def test_a_node_that_lost_half_its_memory_is_counted_as_it_is_now(tmp_path: Path) -> None:
+    """A container of 2 GiB whose process holds 1 GiB, planned for requests of 8,192 tokens, 16 per MiB.
+
+    4 GiB of node: 2048 - 1024 - 256 - 102.4 MiB are 665 blocks. 1.5 GiB, less than the container's limit and shared
+    with other processes: 1536 - 1024 - 256 MiB are 256 blocks, for 4,096 tokens.
+    """
+    meminfo = tmp_path / "meminfo"
+    (tmp_path / "memory.max").write_text(f"{2 * GIB}\n")
+    planned = {"block_bytes": 1 << 20, "max_model_len": 8192, "max_model_len_is_explicit": False}
+
+    def booted(node_kibibytes: int) -> pool_size.PoolSize:
+        meminfo.write_text(f"MemTotal: {node_kibibytes} kB\n")
+        is_container = container_limit_bytes(tmp_path, meminfo) is not None
+        budget = pool_size.cpu_budget(memory_limit_bytes(tmp_path, meminfo), GIB, is_container=is_container)
+        return size(budget.available_bytes, **planned, planned_model_len=8192)
+
+    assert booted(4 << 20) == pool_size.PoolSize(665, 8192)
+    with pytest.raises(RuntimeFailure, match="holds a request of 4096 tokens, but 8192 were planned"):
+        booted(3 << 19)
 
 
 def test_the_pool_takes_what_it_may() -> None:

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.cpu.linear import CpuLayout
 from millstream_runtime.models.linear.linear import DenseLinear, MemoryLayout, OutputMajorLayout, PlainLayout
 from millstream_runtime.models.loading import weights
 from millstream_runtime.models.memory_layouts import memory_layout_for
+from tests.support.embedding import embedding_weight
 from tests.support.engines import MakeEngine, generate, greedy, requests_for
 from tests.support.family_cases import Models
 from tests.support.tiny_families import prompts_of, reference_answers
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("device", "layout"), [("cpu", CpuLayout), ("meta", PlainLayout), ("cuda", OutputMajorLayout)], ids=str
 )
 def test_each_device_has_its_layout(device: str, layout: type[MemoryLayout]) -> None:
-    found = memory_layout_for(torch.device(device), torch.float32, 0)
+    found = memory_layout_for(torch.device(device), Arithmetic.of(torch.float32), 0)
     assert type(found) is layout
     assert found.is_output_major(1 << 20) == (device == "cuda")
 
@@ -55,13 +57,13 @@ def test_weights_as_in_the_checkpoint_answer_alike(
 ) -> None:
     """Also where outputs are reordered (rotations of DeepSeek), and where the head is the embedding."""
     folder: Path = models.folder(family)
-    monkeypatch.setattr(weights, "memory_layout_for", lambda device, dtype, copies: OutputMajorLayout())
+    monkeypatch.setattr(weights, "memory_layout_for", lambda *arguments: OutputMajorLayout())
     engine = make_engine(folder)
     linears = linears_of(engine)
     assert len(linears) >= 4 * engine.model_config.num_layers
     assert all(one.weight.t().is_contiguous() for one in linears)
     if engine.model_config.tie_word_embeddings:
-        embedding = engine._runner._forward.model._embedding.weight
+        embedding = embedding_weight(engine._runner._forward.model)
         assert any(one.weight.data_ptr() == embedding.data_ptr() for one in linears), "no copy"
     prompts = prompts_of((15, 18))
     answers = generate(engine, requests_for(prompts, greedy(6)))

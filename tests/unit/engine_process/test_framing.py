@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from millstream_runtime.engine.request import (
     EngineStats,
     FinishReason,
     Prefill,
+    PromptPace,
     Request,
     SamplingParams,
     TokenLogprobs,
@@ -66,6 +69,7 @@ EVENTS: list[Event] = [
         memory=MemoryUse(weights_bytes=1, activations_bytes=None, graphs_bytes=0, kv_cache_bytes=2, kv_cache_tokens=3),
     ),
     Ready(STATS, 12.5, 0.25),
+    Ready(replace(STATS, prompt_pace=PromptPace(0.05, 0.25, 63, 0.08, 370.5)), 12.5, 0.25),
     StepDone((), STATS, 1.0),
     StepDone(
         (

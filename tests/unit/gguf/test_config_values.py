@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.gguf.config_values import config_values
 from millstream_runtime.gguf.header import GgufTensor
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.rope_config import read_rope
+from millstream_runtime.models.layers.rope import rotary_table
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -25,6 +31,8 @@ LLAMA: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 9,
     "tokenizer.ggml.eot_token_id": 7,
 }
+
+LINEAR: dict[str, Any] = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
 
 
 def tensors(**more: str) -> dict[str, GgufTensor]:
@@ -86,10 +94,95 @@ def test_plain_numbers_are_no_quantization() -> None:
             },
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
         ),
+        # llama.cpp reads the older name of the factor, and a factor without a type is linear.
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scale_linear": 2.0, "llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scale_linear": 1.0}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
+        # On cosines and sines, on top of YaRN's temperature of 0.1 ln(4) + 1.
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.attn_factor": 0.5,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_log_multiplier": 0.0,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "attention_factor": 0.5 * (1 + 0.1 * math.log(4)),
+                "beta_fast": 16.0,
+            },
+        ),
     ],
 )
 def test_rotary_scaling(scaling: dict[str, Any], expected: dict[str, Any] | None) -> None:
     assert values(scaling).get("rope_scaling") == expected
+
+
+def rotary_of_llama_cpp(metadata: dict[str, Any], head_dim: int, positions: int) -> tuple[Any, Any]:
+    """Cosines and sines `[positions, head_dim / 2]` of the file: `load_hparams` of src/llama-model.cpp, the context's
+    parameters in src/llama-context.cpp, `ggml_rope_yarn_corr_dims` of ggml.c and `rope_yarn` of ggml-cpu/ops.cpp."""
+    fields = {name.removeprefix("llama.rope."): value for name, value in metadata.items()}
+    scale = fields.get("scaling.factor", fields.get("scale_linear", 0.0))
+    kind, base = fields.get("scaling.type", "linear"), fields["freq_base"]
+    freq_scale = 1.0 if scale == 0.0 or kind == "none" else 1.0 / scale
+    original = fields.get("scaling.original_context_length", metadata["llama.context_length"])
+    ext_factor, temperature = float(kind == "yarn"), 1.0
+    if ext_factor:
+        factor = 1.0 / freq_scale
+        temperature = (1.0 if factor <= 1.0 else 0.1 * math.log(factor) + 1.0) / (1.0 + 0.1 * math.log(factor))
+    temperature *= fields.get("scaling.attn_factor", 1.0)
+
+    def corr_dim(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(corr_dim(32.0))), min(head_dim - 1, math.ceil(corr_dim(1.0)))
+    pairs = torch.arange(head_dim // 2, dtype=torch.float64)
+    extrapolated = torch.outer(torch.arange(positions, dtype=torch.float64), base ** (-2 * pairs / head_dim))
+    mix = (1 - ((pairs - low) / max(0.001, high - low)).clamp(0, 1)) * ext_factor
+    angles = freq_scale * extrapolated * (1 - mix) + extrapolated * mix
+    if ext_factor:
+        temperature *= 1.0 + 0.1 * math.log(1.0 / freq_scale)
+    return angles.cos() * temperature, angles.sin() * temperature
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"scale_linear": 4.0},
+        {"scale_linear": 0.0},
+        {"scaling.factor": 2.0},
+        {"scaling.factor": 2.0, "scale_linear": 8.0},
+        {"scaling.type": "none", "scaling.factor": 2.0},
+        {"scaling.type": "linear", "scale_linear": 4.0},
+        {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 2048},
+        {
+            "scaling.type": "yarn",
+            "scaling.factor": 4.0,
+            "scaling.original_context_length": 2048,
+            "scaling.attn_factor": 0.7,
+        },
+        {"scaling.type": "yarn", "scaling.factor": 1.0, "scaling.attn_factor": 1.2},
+        {"scaling.attn_factor": 1.0},
+    ],
+)
+def test_rotary_angles_are_those_of_llama_cpp(scaling: dict[str, Any]) -> None:
+    changes = {f"llama.rope.{name}": value for name, value in scaling.items()}
+    rope = read_rope(Fields(Path("m.gguf"), values(changes)), 128)
+    cos, signed_sin = rotary_table(rope, 128, 1024, torch.device("cpu"))
+    expected_cos, expected_sin = rotary_of_llama_cpp(LLAMA | changes, 128, 1024)
+    torch.testing.assert_close(cos[:, :64].double(), expected_cos, atol=2e-4, rtol=0)
+    torch.testing.assert_close(signed_sin[:, 64:].double(), expected_sin, atol=2e-4, rtol=0)
+
+
+def test_factors_of_pairs_with_a_scaling_on_top_are_refused() -> None:
+    metadata = LLAMA | {"llama.rope.scale_linear": 4.0}
+    with pytest.raises(RuntimeFailure, match=r"llama\.rope\.scaling\.type 'linear'.* none, where the file holds"):
+        config_values(metadata, tensors(), "m.gguf", [1.0] * 64)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +190,16 @@ def test_rotary_scaling(scaling: dict[str, Any], expected: dict[str, Any] | None
     [
         ({"general.architecture": "mamba"}, "general.architecture 'mamba'"),
         ({"general.architecture": None}, "general.architecture 'missing'"),
+        ({"general.type": "imatrix"}, "general.type 'imatrix'"),
+        ({"general.type": "mmproj", "general.architecture": "clip"}, "general.type 'mmproj'"),
         ({"llama.expert_count": 8}, "llama.expert_count 8"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor 0.5"),
+        (LINEAR | {"llama.rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor 0.5"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type 'longrope'"),
         ({"llama.rope.dimension_count": 64}, "llama.rope.dimension_count 64"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor 2.0"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "llama.rope.scaling.yarn_log_multiplier 0.1"),
+        ({"llama.rope.scaling.alpha": 1000.0}, "llama.rope.scaling.alpha 1000.0"),
         ({"llama.attention.value_length": 64}, "llama.attention.value_length 64"),
     ],
 )
@@ -123,6 +223,11 @@ def test_what_is_not_supported_is_named(changes: dict[str, Any], words: str) -> 
         ({"llama.rope.freq_base": float("inf")}, "llama.rope.freq_base inf"),
         ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base -1.0"),
         ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.factor missing"),
+        ({"llama.rope.scale_linear": -2.0}, "llama.rope.scale_linear -2.0"),
+        (
+            LINEAR | {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 0.0},
+            "llama.rope.scaling.attn_factor 0.0",
+        ),
     ],
 )
 def test_what_is_impossible_is_named(changes: dict[str, Any], words: str) -> None:
@@ -139,3 +244,10 @@ def test_a_list_of_equal_numbers_is_one_number() -> None:
 def test_a_file_without_an_embedding_is_refused() -> None:
     with pytest.raises(RuntimeFailure, match=r"no tensor token_embd\.weight"):
         config_values(LLAMA, {}, "m.gguf")
+
+
+def test_a_factor_next_to_factors_of_each_pair_is_refused() -> None:
+    """llama.cpp divides by both; a folder of Hugging Face has no words for it."""
+    metadata = LLAMA | {"llama.rope.scaling.factor": 2.0}
+    with pytest.raises(RuntimeFailure, match=r"rope\.scaling\.type 'linear'"):
+        config_values(metadata, tensors(), "m.gguf", [1.0] * 64)

@@ -185,6 +185,9 @@ def test_lists_have_a_limit_together() -> None:
         (["model.gguf", "model.safetensors"], []),
         (["m-00002-of-00002.gguf", "m-00001-of-00002.gguf"], ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]),
         (["config.json"], []),
+        (["m-Q4_K_M.gguf", "m-F16-mmproj.gguf"], ["m-Q4_K_M.gguf"]),
+        (["m-Q4_K_M.gguf", "m.mmproj.gguf", "m-imatrix.gguf", "imatrix.gguf"], ["m-Q4_K_M.gguf"]),
+        (["m-Q4_K_M-imatrix.gguf"], ["m-Q4_K_M-imatrix.gguf"]),  # quantized with a matrix, and the model
     ],
 )
 def test_the_files_of_a_model(names: list[str], expected: list[str]) -> None:

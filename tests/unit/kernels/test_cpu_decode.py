@@ -7,8 +7,6 @@ import os
 import platform
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from millstream_kernels.cpu.code_folder import CodeError
 from millstream_kernels.cpu.decode import PagedDecodes
 from millstream_kernels.cpu.task import Field
 from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool
-
-ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(
     code_folder.unsupported_machine(platform.system(), platform.machine(), code_folder.cpu_flags()) is not None,
@@ -317,29 +313,6 @@ def test_no_memory_outside_the_pool_is_read() -> None:
         with pytest.raises(KernelArgumentError) as raised:
             PagedDecodes(decode.load(), tables, lengths, 16)
         assert raised.value.argument == argument
-
-
-@pytest.mark.deep
-def test_the_code_is_that_of_these_sources_byte_by_byte(tmp_path: Path) -> None:
-    """Compiled again in another folder, by a process of its own: numba reads the kind of CPU when it is imported."""
-    checkout = tmp_path / "other checkout"
-    for folder in ("kernels", "hack"):
-        shutil.copytree(
-            ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__", "compiled", "go")
-        )
-    environment = os.environ | {"PYTHONPATH": f"{checkout / 'kernels'}:{checkout}"}
-    command = [sys.executable, "-m", "hack.kernels.prebuild_cpu", "--out", str(tmp_path / "code")]
-
-    def compiled() -> str:
-        ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    said = compiled()
-    assert "kB for x86-64-v3, compiled in" in said
-    for name in (code_folder.INDEX, code_folder.OBJECT):
-        assert (tmp_path / "code" / name).read_bytes() == (code_folder.FOLDER / name).read_bytes(), "run `make venv`"
-    assert compiled() == "", "it was fresh"
 
 
 @pytest.mark.deep

@@ -107,6 +107,23 @@ def test_heads_turn_and_are_stored(
     torch.testing.assert_close(case.pool, pool, rtol=5e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_a_pool_of_16_bits_holds_the_same_numbers_rounded_once(
+    code: LoadedCode, dtype: torch.dtype, is_normed: bool
+) -> None:
+    """As torch rounds them, half to even; also those beyond the type, subnormal ones and NaN."""
+    wide, narrow = (Tokens(130, 4, 2, 40, 20, is_normed=is_normed) for _ in range(2))
+    for case in (wide, narrow):
+        case.qkv[::3] *= torch.arange(-26.0, 18.0).exp2()[:, None, None]  # 44 tokens
+        case.qkv[5, 5:, 3], case.qkv[8, 7, 1] = torch.nan, torch.inf
+        case.qkv[6, -1, :4] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11])  # ties
+    narrow.pool = narrow.pool.to(dtype)
+    assert torch.equal(wide.write(code).nan_to_num(), narrow.write(code).nan_to_num())
+    assert torch.equal(narrow.pool.isnan(), wide.pool.isnan())
+    assert torch.equal(narrow.pool.nan_to_num(), wide.pool.to(dtype).nan_to_num())
+
+
 def test_a_row_knows_neither_its_company_nor_the_threads(code: LoadedCode) -> None:
     """Of any number of tokens, on one thread or a team."""
     before = torch.get_num_threads()
@@ -165,4 +182,7 @@ def test_what_the_kernels_do_not_take_is_refused_by_name(code: LoadedCode) -> No
     case = Tokens(3, 2, 1, 8, 8, is_normed=False)
     case.pool = case.pool[:, :, :6].contiguous()
     with pytest.raises(KernelArgumentError, match="pool is"):
+        case.write(code)
+    case.pool = case.pool.double()
+    with pytest.raises(KernelArgumentError, match="pool is not float32, bfloat16 or float16"):
         case.write(code)

@@ -98,6 +98,15 @@ def test_a_window_that_ends_inside_a_split_changes_no_bit_with_the_company() -> 
         assert torch.equal(decode(alone)[0], results[place])
 
 
+@pytest.mark.parametrize("border", [63, 64, 65])
+def test_a_split_that_ends_before_the_window_is_not_combined(border: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is stored of it, so what its memory held before would count. `border`: the first token of the window."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: empty(*sizes, **options).fill_(3))
+    filled = make(Paged((border + 70,), (1,), 2, 1, 64, FP32, window=70))
+    assert_as_good_as_torch(decode(filled), filled)
+
+
 def test_more_splits_than_are_combined_at_once() -> None:
     filled = make(Paged((1100, 1030), (1, 2), 2, 1, 64, FP32))
     assert_as_good_as_torch(decode(filled), filled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.sampling.sample import BLOCK, SamplingRows, sample_tokens
 from millstream_kernels.sampling.uniform import uniform as uniform_of
 from millstream_runtime.engine.request import SamplingParams
-from millstream_runtime.engine.sampling.draw import cut_nuclei
+from millstream_runtime.engine.sampling.draw import cut_nuclei, draw
 from millstream_runtime.engine.sampling.sampler import _mix, uniform
 from tests.support.kernel_launches import recording_launches
 
@@ -42,7 +43,7 @@ def sample(logits: Tensor, rows: Sequence[Row], *, attempt: int = 0) -> list[int
     arguments = SamplingRows(
         torch.tensor([one.temperature for one in rows], dtype=FP32),
         torch.tensor([one.top_k for one in rows], dtype=torch.int32),
-        torch.tensor([one.top_p for one in rows], dtype=FP32),
+        torch.tensor([one.top_p for one in rows], dtype=torch.float64),
         torch.tensor([one.min_p for one in rows], dtype=FP32),
         torch.tensor([one.seed for one in rows], dtype=torch.int64),
         torch.tensor([one.position for one in rows], dtype=torch.int64),
@@ -59,21 +60,22 @@ def logits_of(count: int, size: int, dtype: torch.dtype = FP32, *, seed: int = 1
 
 
 def kept_weights(logits: Tensor, row: Row) -> Tensor:
-    """`[V]` float32: what is left to draw from, by a sort."""
+    """`[V]` float32: what a token may be, by a sort."""
     weights = ((logits.float() - logits.float().max()) / row.temperature).exp()
     weights = weights.masked_fill(weights < torch.tensor(row.min_p), 0.0)
     if 0 < row.top_k < len(weights):
         weights = weights.masked_fill(weights < weights.sort(descending=True).values[row.top_k - 1], 0.0)
-    params = SamplingParams(1, temperature=row.temperature, top_k=row.top_k, top_p=float(torch.tensor(row.top_p)))
+    params = SamplingParams(1, temperature=row.temperature, top_k=row.top_k, top_p=row.top_p)
     cut_nuclei(weights[None], [params])
     return weights
 
 
 def expected(logits: Tensor, row: Row) -> int:
-    """The engine's token: the first whose cumulative weight exceeds the share."""
-    cumulative = kept_weights(logits, row).double().cumsum(0)
-    share = uniform(row.seed, row.position)
-    return int((cumulative > share * cumulative[-1]).nonzero()[0])
+    """The engine's token on a CPU."""
+    logits = logits.float()
+    weights = ((logits - logits.max()) / torch.tensor(row.temperature)).exp()
+    params = SamplingParams(1, temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
+    return int(draw(weights[None], [params], lambda _, attempt: uniform(row.seed, row.position, attempt)))
 
 
 SWEEP = [
@@ -93,6 +95,26 @@ def test_a_row_draws_the_engines_token(size: int, dtype: torch.dtype) -> None:
     wanted = [expected(one, row) for one, row in zip(logits, SWEEP, strict=True)]
     assert sample(logits, SWEEP) == wanted
     assert sample(logits[3:4].clone(), SWEEP[3:4]) == wanted[3:4]  # alone
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 300], ids=lambda levels: f"{levels} levels")
+def test_a_seed_draws_the_same_token_by_the_kernel_as_on_a_cpu(levels: int) -> None:
+    """Also with ties, which are many of few levels, and at the edges of top-k, top-p and min-p."""
+    generator = torch.Generator().manual_seed(levels)
+    chosen = random.Random(levels)
+    rows = [
+        Row(
+            chosen.choice((0.5, 1.0)),
+            chosen.choice((0, 1, 3, 10, 39, 40, 41)),
+            chosen.choice((1e-9, 0.3, 0.5, 0.9, 0.999999, 1.0)),
+            chosen.choice((0.0, 0.0, 0.25, 1.0)),
+            seed=seed,
+            position=seed * 7,
+        )
+        for seed in range(75)
+    ]
+    logits = torch.randint(0, levels, (len(rows), 40), generator=generator) * (0.5 if levels < 9 else 0.02)
+    assert sample(logits, rows) == [expected(one, row) for one, row in zip(logits, rows, strict=True)]
 
 
 @triton.jit
@@ -195,7 +217,7 @@ def test_what_is_drawn_has_the_distribution_that_was_asked_for() -> None:
 def arguments(count: int = 2) -> dict[str, Any]:
     ones = torch.ones(count)
     whole = torch.zeros(count, dtype=torch.int64)
-    rows = SamplingRows(ones, whole.int(), ones.clone(), ones.clone(), whole, whole.clone())
+    rows = SamplingRows(ones, whole.int(), ones.double(), ones.clone(), whole, whole.clone())
     return {"logits": torch.zeros(count, 10), "rows": rows}
 
 
@@ -210,7 +232,7 @@ def arguments(count: int = 2) -> dict[str, Any]:
         ("tokens", {"tokens": torch.zeros(2)}),
         ("temperatures", {"temperatures": torch.ones(3)}),
         ("top_k", {"top_k": torch.ones(2)}),
-        ("top_p", {"top_p": torch.ones(2, dtype=torch.float64)}),
+        ("top_p", {"top_p": torch.ones(2)}),
         ("min_p", {"min_p": torch.ones(4)[::2]}),
         ("seeds", {"seeds": torch.ones(2, dtype=torch.int32)}),
         ("positions", {"positions": torch.ones(2)}),

@@ -104,20 +104,28 @@ def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any,
 
 
 def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any, tmp_path: Path) -> None:
-    spec = "  model: {source: {huggingFace: {repository: meta-llama/Meta-Llama-3-8B-Instruct}}}\n"
+    spec = "  model: {source: {huggingFace: {repository: meta-llama/Llama-3.1-8B-Instruct}}}\n"
     head = "apiVersion: millstream.dev/v1alpha1\nkind: LLMDeployment\nmetadata: {name: chat, namespace: team}\nspec:\n"
-    path = write(tmp_path / "chat.yaml", f"{head}{spec}  engine: {{maxModelLen: 8192}}\n")
+    path = write(tmp_path / "chat.yaml", f"{head}{spec}  engine: {{maxModelLen: 65536}}\n")
     done = millstream("plan", path, "--gpus", "L4:1")
     assert done.code == 2
     assert "Infeasible: memory" in done.out
     edits, gpus = done.out.split("  GPUs to add that would do\n")
     assert "  edits of the spec that would do\n" in edits
-    patch = """kubectl patch llmd chat -n team --type merge -p '{"spec":{"engine":{"maxModelLen":7936}}}'"""
+    patch = """kubectl patch llmd chat -n team --type merge -p '{"spec":{"engine":{"maxModelLen":31744}}}'"""
     assert patch in edits
-    assert "gpus: L4-24GB:2 " in gpus
+    assert "gpus: L4-24GB:4 " in gpus
     assert "kubectl" not in gpus
     found = json.loads(millstream("plan", path, "--gpus", "L4:1", "-o", "json").out)
-    assert found["fixes"][0]["patch"] == '{"spec":{"engine":{"maxModelLen":7936}}}'
+    assert found["fixes"][0]["patch"] == '{"spec":{"engine":{"maxModelLen":31744}}}'
+
+
+def test_a_plan_that_this_version_cannot_apply_ends_with_2(millstream: Any, tmp_path: Path) -> None:
+    spec = "  model: {source: {huggingFace: {repository: meta-llama/Meta-Llama-3-8B-Instruct}}}\n"
+    head = "apiVersion: millstream.dev/v1alpha1\nkind: LLMDeployment\nmetadata: {name: chat}\nspec:\n"
+    path = write(tmp_path / "chat.yaml", f"{head}{spec}  parallelism: {{tensor: 1, pipeline: 2}}\n")
+    done = millstream("plan", path, "--gpus", "L4:1", "--gpus", "L4:1")
+    assert (done.code, "(pipelineParallelSize=2)" in done.out) == (2, True)
 
 
 def test_what_no_change_helps_says_what_this_version_lacks(millstream: Any, tmp_path: Path) -> None:
@@ -288,6 +296,17 @@ def test_side_by_side(millstream: Any, axis: str, names: list[str]) -> None:
     for name in names:
         assert name in table.out
     assert [row["name"] for row in json.loads(millstream(*arguments, "-o", "json").out)] == names
+
+
+def test_what_a_gpu_holds_at_once_is_in_the_comparison(millstream: Any) -> None:
+    """Of two GPUs one may be faster and hold fewer requests: the numbers are those of each plan."""
+    arguments = ("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2", "--gpus", "H100:8", "--compare", "gpus")
+    rows = json.loads(millstream(*arguments, "-o", "json").out)
+    header, *lines = millstream(*arguments).out.splitlines()[2:5]
+    start, end = header.index("at once"), header.index("ITL ms")
+    shown = [int(line[:end].split()[-1]) for line in lines]
+    assert start < end
+    assert shown == [row["predicted"]["concurrentSequences"] for row in rows]
 
 
 def test_own_prices(millstream: Any, tmp_path: Path) -> None:

@@ -87,10 +87,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
     thread.join()
 
 
-def said(server: ApiServer, wanted: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+def said(server: ApiServer, wanted: dict[str, Any], capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> str:
     file = server.kubeconfig.with_name("wanted.yaml")
     file.write_text(yaml.safe_dump(wanted))
-    assert main(["plan", str(file), "--kubeconfig", str(server.kubeconfig), "--diff"]) == 0
+    assert main(["plan", str(file), "--kubeconfig", str(server.kubeconfig), "--diff"]) == exit_code
     return capsys.readouterr().out
 
 
@@ -123,6 +123,6 @@ def test_another_engine_limit_rolls_out_anew(server: ApiServer, capsys: pytest.C
 
 def test_what_cannot_run_changes_no_pod(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.stored = manifest()
-    text = said(server, manifest(speculation={"method": "EAGLE"}), capsys)
+    text = said(server, manifest(speculation={"method": "EAGLE"}), capsys, exit_code=2)
     assert "Applying changes no pod." in text
     assert "speculation=EAGLE" in text

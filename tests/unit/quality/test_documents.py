@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents, tokenize
+from millstream_runtime.quality.documents import (
+    TokenizedDocument,
+    documents_digest,
+    read_documents,
+    read_documents_once,
+    tokenize,
+)
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.unit.quality.conftest import write_data
 
@@ -51,6 +57,23 @@ def test_a_file_as_editors_on_windows_save_it_has_the_same_documents(base: Path,
     path.write_bytes(lines.encode("utf-8-sig"))
     documents = read_documents(path)
     assert [(one.line, one.answer) for one in documents] == [(1, "yes"), (2, "abc")]
+
+
+def test_a_document_counts_once_however_often_it_is_in_the_file(tmp_path: Path) -> None:
+    other = CHAT | {"messages": [*CHAT["messages"][:1], {"role": "assistant", "content": "no"}]}
+    lines = (CHAT, {"text": "abc"}, CHAT | {"slice": "again"}, other, {"text": "abc"}, {"text": "abcd"})
+    path = write_data(tmp_path / "data.jsonl", lines)
+    documents, num_repeated = read_documents_once(path, 10)
+    assert [(one.line, one.slice) for one in documents] == [
+        (1, "chat"),
+        (2, "all"),
+        (3, "again"),
+        (4, "chat"),
+        (6, "all"),
+    ]
+    assert num_repeated == 1
+    documents, _ = read_documents_once(path, 3)
+    assert [one.line for one in documents] == [1, 2, 3]
 
 
 def test_half_of_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -97,6 +97,21 @@ def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.Ca
 
 
 @pytest.mark.quick
+def test_a_document_that_is_in_the_file_twice_changes_no_figure(
+    base: Path, changed: Changed, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each slice has 20 documents, and has no fewer and no more of them in a file that repeats them all."""
+    candidate = changed(noise(0.02))
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text(data.read_text() * 2)
+    _, once = quality(base, candidate, data)
+    _, repeated = quality(base, candidate, twice)
+    assert repeated["slices"] == once["slices"]
+    assert (once["data"]["documents_repeated"], repeated["data"]["documents_repeated"]) == (0, 40)
+    assert "40 lines repeat another document and were left out" in capsys.readouterr().out
+
+
+@pytest.mark.quick
 def test_a_worse_model_fails_with_3_and_names_slice_and_figure(
     base: Path, changed: Changed, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,9 +283,12 @@ def test_many_slices_stay_within_a_termination_message_and_those_that_failed_com
         for i in range(200)
     ]
     slices[-1]["failures"] = ["mean_kl " + "9" * 1000]
-    line = summary({"verdict": "failed", "slices": slices})
+    shards = [{"name": f"{i:0>200}", "size_bytes": 1 << 40, "sha256": "0" * 64, "is_whole": False} for i in range(200)]
+    sides = {side: {"files": shards} for side in ("base", "candidate")}
+    line = summary({"verdict": "failed", "slices": slices, "data": {"sha256": "0" * 64}, **sides})
     assert len(line.encode()) <= 4096
     answer = read_step_answer(StepKind.JUDGE, line)
     assert isinstance(answer, dict)
     assert answer["slices"][0]["slice"] == "slice-199"
+    assert (answer["files"]["base"]["sampled"], len(answer["files"]["base"]["sampled_files"])) == (200, 3)
     assert len(answer["slices"]) + answer["slices_left_out"] == 200

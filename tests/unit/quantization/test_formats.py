@@ -118,6 +118,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
         packing("float-quantized", num_bits=8, type="float", strategy="channel"),
         fp8("weight_scale", (1, 1 << 20)),
     ),
+    "ct-naive-int8": (packing("naive-quantized", num_bits=8, strategy="channel"), int8("weight_scale", (1, None))),
+    "ct-naive-fp8": (
+        packing("naive-quantized", num_bits=8, type="float", strategy="channel"),
+        fp8("weight_scale", (1, 1 << 20)),
+    ),
     "ct-fp8-block": (
         packing("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[24, 32]),
         fp8("weight_scale", (24, 32)),

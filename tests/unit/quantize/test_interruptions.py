@@ -99,6 +99,32 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_data_that_could_not_judge_the_result_is_refused_before_the_first_layer(
+    tiny: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """In the cluster the gate judges after hours of quantizing."""
+    few = tmp_path / "held-out.jsonl"
+    few.write_text('{"text": "abc"}\n')
+
+    def run(path: Path) -> int:
+        monkeypatch.setenv("MILLSTREAM_CHECK_DATA", str(path) if how == "variable" else "")
+        flags = [f"--check-data={path}"] if how == "flag" else []
+        return quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality", *flags)
+
+    for path, words in ((few, "document"), (tmp_path / "none.jsonl", "--check-data")):
+        assert run(path) == 2
+        assert words in capsys.readouterr().err
+        assert list(tmp_path.rglob("*.safetensors")) == []
+    assert run(data) == 0
+
+
+@pytest.mark.quick
 def test_a_disk_that_is_too_small_is_refused_before_the_first_layer(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from millstream.cli import main
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.model_output.companion_files import companions_digest, copy_companions
 from millstream_runtime.model_output.resumable_folder import ResumableFolder
 from millstream_runtime.quantize.output.work_folder import WorkFolder
 from millstream_runtime.sources.lock import LOCK_NAME, FolderLock
@@ -147,3 +148,22 @@ def test_a_link_in_the_place_of_a_work_folder_is_refused(
     assert f"{link} is a symbolic link, and no run of Millstream makes one; remove it." in capsys.readouterr().err
     assert not any(elsewhere.iterdir())
     assert not (tmp_path / "models" / "out").exists()
+
+
+def test_every_file_that_decides_the_chat_template_is_copied(tmp_path: Path) -> None:
+    """Those of `template_source`; a change of one is another model to go on from."""
+    source, work = tmp_path / "source", ResumableFolder(tmp_path / "out", "quantize")
+    names = ["chat_template.jinja", "chat_template.json", "processor_config.json", "tokenizer_config.json"]
+    names += ["additional_chat_templates/default.jinja", "additional_chat_templates/tool_use.jinja"]
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f"of {name}")
+    (source / "additional_chat_templates" / "x.py").write_text("1")
+    with work.locked(lambda sentence: None):
+        work.open({"source": "it"}, lambda sentence: None)
+        copy_companions(source, work)
+        copied = {str(file.relative_to(work.model)): file for file in work.model.rglob("*") if file.is_file()}
+        assert {name: file.read_text() for name, file in copied.items()} == {name: f"of {name}" for name in names}
+    before = companions_digest(source)
+    (source / "additional_chat_templates" / "default.jinja").write_text("another")
+    assert companions_digest(source) != before

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,15 +38,17 @@ def write_makefile(root: Path, **stages: str) -> None:
     (root / "Makefile").write_text(f".PHONY: {' '.join(rules)}\n" + "\n".join(rules.values()))
 
 
-def command_of(root: Path, tier: str) -> subprocess.Popen[str]:
+def command_of(root: Path, tier: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.run", tier],
         cwd=root,
-        env=os.environ | {"XDG_CACHE_HOME": str(root.parent / "cache"), "MAKEFLAGS": ""},
+        env=os.environ | {"XDG_CACHE_HOME": str(root.parent / "cache"), "MAKEFLAGS": "", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's job in the background ignores the signal, and what it starts inherits that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -118,6 +122,35 @@ def test_an_interrupted_run_keeps_whole_stages_and_the_next_one_is_right(checkou
     assert set(read_times(checkout / ".tools" / "test-times.json")["quick"].stages) == {"venv", "lint"}
     write_makefile(checkout)
     assert run(checkout)[0] == 0
+
+
+def test_another_interrupt_ends_the_wait_for_a_stage_that_does_not_end(checkout: Path) -> None:
+    make = checkout / "never_ends"
+    make.write_text(
+        f"#!{sys.executable}\nimport os, signal\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('went on', flush=True))\n"
+        "print('began', os.getpid(), flush=True)\nwhile True:\n    signal.pause()\n"
+    )
+    make.chmod(0o755)
+    process = command_of(checkout, "quick", MAKE=str(make))
+    assert process.stdout
+    stage = next(int(line.split()[1]) for line in process.stdout if line.startswith("began"))
+    try:
+        os.killpg(process.pid, signal.SIGINT)
+        next(line for line in process.stdout if line == "went on\n")
+        assert process.poll() is None, "the stage was not waited for"
+        for _ in range(6):  # two that arrive before Python has seen the first are one
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+                break
+        assert process.returncode == 130
+        os.kill(stage, 0)  # it was left, not killed
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert "make test: interrupted; the same command starts again." in err
+    assert "Traceback" not in err
 
 
 def test_a_second_run_at_once_says_so_and_ends(checkout: Path) -> None:

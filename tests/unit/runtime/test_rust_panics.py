@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tokenizers import Tokenizer
 
-from millstream_runtime.rust_panics import RustPanic, is_panic, panics_as_errors
+from millstream_runtime.rust_panics import RustPanic, is_panic, panics_as_errors, tokenizers_errors
 from millstream_runtime.server.http.failure_log import cause_of
 from tests.support.hostile_tokenizers import ALL_WAYS_PROMPT, TRIES_ALL_WAYS, tokenizer_json
 
@@ -33,10 +33,25 @@ def test_a_panic_becomes_an_exception_that_does_not_quote_it() -> None:
     assert len(encode("ab")) == 2
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit, ValueError])
+OTHERS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit, ValueError]
+
+
+@pytest.mark.parametrize("error", [*OTHERS, Exception])
 def test_what_is_no_panic_passes(error: type[BaseException]) -> None:
-    with pytest.raises(error), panics_as_errors:
+    with pytest.raises(error) as caught, panics_as_errors:
         raise error
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("error", OTHERS)
+def test_of_a_tokenizers_errors_only_those_without_a_class_are_taken(error: type[BaseException]) -> None:
+    with pytest.raises(error) as caught, tokenizers_errors:
+        raise error
+    assert type(caught.value) is error
+    with pytest.raises(RustPanic) as failed, tokenizers_errors:
+        raise Exception("a prompt")
+    assert failed.value.detail == "a prompt"
+    assert "a prompt" not in failed.value.message
 
 
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:

@@ -15,6 +15,12 @@ from tests.support.local_web import running
 from tests.support.model_files import Naps, model_files
 
 
+@pytest.fixture(autouse=True)
+def downloads_reach_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admit the local servers of these tests, as a user admits a hub."""
+    monkeypatch.setenv("MILLSTREAM_ALLOWED_HUBS", "127.0.0.0/8")
+
+
 @pytest.fixture
 def naps() -> Naps:
     return Naps()

@@ -74,6 +74,44 @@ def test_a_model_arrives_verified_and_nothing_else_does(fetching: Fetching, hub:
     assert not (fetching.into / LOCK_NAME).exists()
 
 
+TEMPLATES = {
+    "additional_chat_templates/default.jinja": b"{{ 1 }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ 2 }}",
+}
+
+
+def test_named_chat_templates_arrive_and_no_other_file_in_a_folder(fetching: Fetching, hub: LocalHub) -> None:
+    hub.files |= TEMPLATES
+    hub.files |= dict.fromkeys(("additional_chat_templates/x.json", "additional_chat_templates/a/b.jinja"), b"{}")
+    hub.files |= dict.fromkeys(("other/default.jinja", "additional_chat_templates/.hidden.jinja"), b"x")
+    fetching()
+    below = {str(path.relative_to(fetching.into)): path for path in fetching.into.rglob("*") if path.is_file()}
+    assert {name for name in below if not name.startswith(".")} == WANTED | {*TEMPLATES}
+    assert {name: below[name].read_bytes() for name in TEMPLATES} == TEMPLATES
+    hub.requests.clear()
+    assert fetching().kept
+    below["additional_chat_templates/default.jinja"].write_bytes(b"{{ 3 }}{{ 3 }}")
+    assert not fetching().kept
+    assert below["additional_chat_templates/default.jinja"].read_bytes() == b"{{ 1 }}"
+
+
+def test_a_named_chat_template_is_not_written_through_a_link(fetching: Fetching, hub: LocalHub, tmp_path: Path) -> None:
+    hub.files |= TEMPLATES
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    fetching.into.mkdir(parents=True)
+    (fetching.into / "additional_chat_templates").symlink_to(elsewhere)
+    assert "additional_chat_templates is a link or a file" in fetching.failure().message
+    assert not [*elsewhere.iterdir()]
+    assert not fetching.complete()
+
+
+def test_a_named_chat_template_of_another_model_is_refused(fetching: Fetching) -> None:
+    (fetching.into / "additional_chat_templates").mkdir(parents=True)
+    (fetching.into / "additional_chat_templates" / "default.jinja").write_text("{{ 1 }}")
+    assert "additional_chat_templates/default.jinja, which is not part of this model" in fetching.failure().message
+
+
 def test_a_second_run_asks_nobody(fetching: Fetching, hub: LocalHub, cdn: LocalCDN) -> None:
     fetching()
     hub.requests.clear()

@@ -88,6 +88,20 @@ def test_an_artifact_gives_its_files(pulling: Pulling, registry: LocalRegistry) 
     assert not any(registry.gets(f"/{name}") for name in ("evil", "pickle"))
 
 
+@pytest.mark.parametrize("kind", ["image", "artifact"])
+def test_named_chat_templates_are_part_of_a_model(pulling: Pulling, registry: LocalRegistry, kind: str) -> None:
+    template = "additional_chat_templates/default.jinja"
+    files = {**needed(), template: b"{{ 1 }}", "other/default.jinja": b"{{ 2 }}"}
+    if kind == "image":
+        registry.image("1", tar_of(below_models(files)))
+    else:
+        registry.artifact("1", {f"tiny/{name}": content for name, content in files.items()})
+    pulling()
+    assert pulling.visible() == WANTED | {"additional_chat_templates"}
+    assert [path.name for path in (pulling.into / "additional_chat_templates").iterdir()] == ["default.jinja"]
+    assert (pulling.into / template).read_bytes() == b"{{ 1 }}"
+
+
 def test_an_artifact_of_tar_and_raw_layers(pulling: Pulling, registry: LocalRegistry) -> None:
     """As CNCF ModelPack packs: configuration in a tar, weights raw."""
     weights = {name: content for name, content in needed().items() if name.endswith(".safetensors")}

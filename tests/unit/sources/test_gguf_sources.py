@@ -242,6 +242,58 @@ def test_files_in_subfolders_are_no_models(hub: LocalHub, cdn: LocalCDN, policy:
     require_shape(inspect_source(HuggingFace("org/tiny", endpoint=hub.url, policy=policy)), content)
 
 
+PARTS = ("UD-Q4_K_XL/tiny-UD-Q4_K_XL-00001-of-00002.gguf", "UD-Q4_K_XL/tiny-UD-Q4_K_XL-00002-of-00002.gguf")
+
+
+@pytest.mark.parametrize("variant", ["UD-Q4_K_M", "tiny-UD-Q4_K_M", "q4_k_m"])
+def test_a_quantization_in_a_folder_is_fetched_by_its_word(
+    hub: LocalHub,
+    cdn: LocalCDN,
+    policy: RetryPolicy,
+    options: FetchOptions,
+    content: bytes,
+    tmp_path: Path,
+    variant: str,
+) -> None:
+    """Large quantizations lie in folders of their repository: there were "0 GGUF files" in it."""
+    hub.files = {
+        "UD-Q4_K_M/tiny-UD-Q4_K_M.gguf": content,
+        "UD-Q4_K_M/tiny-UD-Q4_K_M-mmproj.gguf": b"GGUF",
+        ".cache/tiny-UD-Q4_K_M.gguf": b"",
+        PARTS[0]: b"GGUF",
+        "tiny-Q8_0.gguf": b"GGUF",
+    }
+    source = HuggingFace(f"org/tiny:{variant}", endpoint=hub.url, policy=policy)
+    require_shape(inspect_source(source), content)
+    for kept in (False, True):
+        assert fetch(source, tmp_path, lambda line: None, options).kept is kept
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"tiny-UD-Q4_K_M.gguf"}
+    assert load_model_config(tmp_path).num_layers == 3
+
+
+def test_all_parts_in_a_folder_are_needed_and_a_word_of_two_folders_is_refused(
+    hub: LocalHub, policy: RetryPolicy, content: bytes
+) -> None:
+    hub.files = {PARTS[0]: content, "Q4_K_XL/tiny-Q4_K_XL.gguf": content}
+    source = HuggingFace("org/tiny:UD-Q4_K_XL", endpoint=hub.url, policy=policy)
+    with pytest.raises(RuntimeFailure, match=r"lacks tiny-UD-Q4_K_XL-00002-of-00002\.gguf"):
+        inspect_source(source)
+    several = HuggingFace("org/tiny:Q4_K_XL", endpoint=hub.url, policy=policy)
+    with pytest.raises(RuntimeFailure, match=r"has Q4_K_XL in 2 folders \(Q4_K_XL, UD-Q4_K_XL\)"):
+        inspect_source(several)
+    unknown = HuggingFace("org/tiny:Q5_K_M", endpoint=hub.url, policy=policy)
+    with pytest.raises(RuntimeFailure, match=rf"among its 2 GGUF files \(Q4_K_XL/tiny-Q4_K_XL\.gguf, {PARTS[0]}"):
+        inspect_source(unknown)
+
+
+def test_a_repository_of_folders_of_which_none_is_named_says_how_to_name_one(
+    hub: LocalHub, policy: RetryPolicy
+) -> None:
+    hub.files = dict.fromkeys((*PARTS, "Q8_0/tiny-Q8_0.gguf", "config.json"), b"{}")
+    with pytest.raises(RuntimeFailure, match=r"its GGUF files in folders \(Q8_0, UD-Q4_K_XL\); name one .*VARIANT"):
+        inspect_source(HuggingFace("org/tiny", endpoint=hub.url, policy=policy))
+
+
 def test_safetensors_come_before_a_gguf_file(
     hub: LocalHub, cdn: LocalCDN, policy: RetryPolicy, options: FetchOptions, tmp_path: Path
 ) -> None:

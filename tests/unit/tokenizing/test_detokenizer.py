@@ -11,7 +11,8 @@ from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
     ByteLevelVocabulary,
     Detokenizer,
-    WindowDetokenizer,
+    StepwiseDecoder,
+    StepwiseDetokenizer,
     is_byte_level,
 )
 from millstream_runtime.tokenizing.tokenizer_parts import read_parts
@@ -31,6 +32,10 @@ def sentencepiece_like() -> Tokenizer:
     return tokenizer
 
 
+def stepwise(tokenizer: Tokenizer) -> StepwiseDetokenizer:
+    return StepwiseDetokenizer(StepwiseDecoder(tokenizer, read_parts(tokenizer.to_str()).decoders))
+
+
 def pieces_of(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.finish()]
 
@@ -45,7 +50,7 @@ def test_any_tokens_give_what_the_tokenizer_decodes_at_once(token_ids: list[int]
 
 @given(st.text(max_size=40))
 def test_text_in_any_script_survives_byte_by_byte(text: str) -> None:
-    for detokenizer in (ByteLevelDetokenizer(VOCABULARY), WindowDetokenizer(BYTE_LEVEL)):
+    for detokenizer in (ByteLevelDetokenizer(VOCABULARY), stepwise(BYTE_LEVEL)):
         pieces = pieces_of(detokenizer, BYTE_LEVEL.encode(text).ids)
         assert "".join(pieces) == text
         assert all(set(piece) <= set(text) for piece in pieces)  # no replacement character, not even for a moment
@@ -55,13 +60,13 @@ def test_text_in_any_script_survives_byte_by_byte(text: str) -> None:
 def test_byte_fallback_of_sentencepiece_models_survives_too(text: str) -> None:
     tokenizer = sentencepiece_like()
     token_ids = [1, 2, *(4 + byte for byte in text.encode()), 3]
-    pieces = pieces_of(WindowDetokenizer(tokenizer), token_ids)
+    pieces = pieces_of(stepwise(tokenizer), token_ids)
     assert "".join(pieces) == tokenizer.decode(token_ids) == f"Hello world{text}!"
     assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_special_tokens_and_ids_past_the_vocabulary_have_no_text() -> None:
-    for detokenizer in (ByteLevelDetokenizer(VOCABULARY), WindowDetokenizer(BYTE_LEVEL)):
+    for detokenizer in (ByteLevelDetokenizer(VOCABULARY), stepwise(BYTE_LEVEL)):
         assert pieces_of(detokenizer, [256, 257, 258, 265] * 20) == [""] * 81
 
 

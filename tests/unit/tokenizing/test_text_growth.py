@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import pytest
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from millstream_runtime.tokenizing import text_growth
+from millstream_runtime.tokenizing.folder.token import Token
 from millstream_runtime.tokenizing.text_growth import (
     DECODER_BOUNDS,
     NORMALIZER_BOUNDS,
@@ -20,7 +22,8 @@ from millstream_runtime.tokenizing.text_growth import (
     normalizer_bound,
     pre_tokenizer_bound,
 )
-from millstream_runtime.tokenizing.tokenizer_parts import TokenizerParts, one_normalizer, read_parts
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from millstream_runtime.tokenizing.tokenizer_parts import AddedText, TokenizerParts, one_normalizer, read_parts
 from tests.support.hostile_tokenizers import (
     METASPACE,
     Part,
@@ -114,6 +117,48 @@ def test_a_pattern_that_no_probe_has_is_measured_where_a_text_has_it() -> None:
         grown.require("a#")
     with pytest.raises(TextTooLong):
         grown.require("b" * 5000 + "a#")
+
+
+def test_a_pattern_that_looks_further_than_any_probe_is_measured_in_the_whole_text() -> None:
+    far = replace_matches("z(?=z{4100})", "\u1234\u1234")
+    doubled = [replace_matches("\u1234(?=\u1234{3})", "\u1234\u1234")] * 20
+    grown = check_growth(TokenizerParts(normalizers=[far, *doubled]))
+    with pytest.raises(TextTooLong):
+        grown.require("z" * 4400)
+
+
+def test_a_piece_between_tokens_that_are_cut_out_is_measured_by_itself() -> None:
+    """The library normalizes each piece alone, so each has an end."""
+    at_the_end = [replace_matches("k(?=w$)", "kkk")] * 60
+    for cut_out in (True, False):
+        token = AddedText("<s>", normalized=not cut_out)
+        grown = check_growth(TokenizerParts(normalizers=at_the_end, added_tokens=[token]))
+        text = "kw<s>" * 100
+        if cut_out:
+            with pytest.raises(TextTooLong):
+                grown.require(text)
+        else:
+            grown.require(text)
+
+
+@pytest.mark.parametrize("steps", [6, 24])
+def test_an_added_token_that_grows_is_refused_before_the_library_reads_it(steps: int) -> None:
+    far = replace_matches("z(?=.{70})", "\u1234\u1234")
+    doubled = [replace_matches("\u1234(?=\u1234{3})", "\u1234\u1234")] * steps
+    normalizer = sequence(far, *doubled)
+    content = json.loads(tokenizer_json(normalizer=normalizer))
+    token = {"id": 1, "content": "z" * 2000, "special": False, "normalized": True}
+    content["added_tokens"] = [token | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)]
+    with pytest.raises(GrowthRefused, match="of the added token 'zz"):
+        check_growth(read_parts(json.dumps(content)))
+    content["added_tokens"] = []
+    more = [Token("z" * 2000)]
+    with pytest.raises(GrowthRefused, match="of the added token 'zz"):
+        Tokenizer(json.dumps(content).encode(), None, added_tokens=more)
+    content["added_tokens"] = [
+        token | {"normalized": False} | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    ]
+    check_growth(read_parts(json.dumps(content)))
 
 
 def test_a_text_that_is_short_for_the_bounds_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

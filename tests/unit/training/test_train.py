@@ -59,6 +59,7 @@ def test_a_model_learns_a_sentence_and_survives_export(tmp_path: Path) -> None:
     assert loaded.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(tmp_path).eos_token == "<|im_end|>"
     assert loaded.generation_config.eos_token_id == [2, 0]
+    assert loaded.generation_config.do_sample is False
 
     again, its_tokenizer = load(tmp_path)
     measured = evaluate(again, again, its_tokenizer, facts[:1])

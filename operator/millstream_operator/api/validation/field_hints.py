@@ -21,6 +21,7 @@ from millstream_operator.api.base import (
     QUALIFIED_NAME_PATTERN,
 )
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_runtime.allowed_origins import ORIGIN_PATTERN
 
 Location = tuple[int | str, ...]
 MAX_PLACES = 3  # of a field that was written elsewhere
@@ -28,6 +29,7 @@ HINTS = {  # what a pattern means, by the field's name
     "timeout": "a duration such as 30s, 20m or 1h30m",
     "heartbeatInterval": "a duration such as 30s or 5m, or 0s for off",
     "progressDeadline": "a duration such as 30m or 1h",
+    "evidenceTimeout": "a duration such as 30m or 2h",
     "drainTimeout": "a duration such as 30s or 10m",
     "p95": "a latency such as 200ms or 1s",
     "repository": "a repository such as org/name, or org/name:Q4_K_M for one of its GGUF files",
@@ -50,6 +52,8 @@ PATTERN_HINTS = {  # of fields that have no name of their own, such as the value
     "^[-._a-zA-Z0-9]+$": "a key of the Secret or ConfigMap: letters, digits and - . _",
     "^[A-Za-z0-9][A-Za-z0-9._-]*$": "a GPU's name such as A100-80GB",
     "^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name: letters, digits and _",
+    ORIGIN_PATTERN: "scheme://host or scheme://host:port in lower case, without a path or a slash at the end, such as "
+    "https://chat.example.com, or *",
     CIDR_PATTERN: "a block of addresses such as 192.0.2.0/24 or 2001:db8::/32",
     LABEL_VALUE_PATTERN: "a label's value: letters, digits and - _ . with a letter or digit at both ends",
     QUALIFIED_NAME_PATTERN: KEY_HINT,
@@ -80,14 +84,19 @@ def wanted(details: ErrorDetails, field: str, context: dict[str, Any]) -> str:
 
 def unknown_field_hint(location: Location) -> str:
     """Return what an unknown field may have been meant as, or where it belongs."""
+    if (meant := meant_field(location)) is not None:
+        return f"; did you mean {meant}"
     name, known = str(location[-1]), _fields_at(location[:-1])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}"
     places = [place for place in _places(LLMDeployment, name) if not place.startswith("status.")]
     if 0 < len(places) <= MAX_PLACES:
         return f"; it belongs at {' or '.join(places)}"
     return f" (known here: {', '.join(known)})" if known else ""
+
+
+def meant_field(location: Location) -> str | None:
+    """Return the name of the field that an unknown one is close to."""
+    close = difflib.get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1, cutoff=0.6)
+    return close[0] if close else None
 
 
 def is_required(location: Location) -> bool:

@@ -23,19 +23,16 @@ def read_attention(
     *,
     qkv_bias: bool,
     output_bias: bool,
-    default_heads: int | None = None,
-    default_kv_heads: int | None = None,
-    default_head_size: int | None = None,
 ) -> Attention:
     """Heads and sizes by the names of Llama's config, which most families took over."""
     hidden = fields.integer("hidden_size")
-    heads = fields.integer("num_attention_heads", default_heads)
-    kv_heads = fields.integer("num_key_value_heads", default_kv_heads or heads)
-    if fields.values.get("head_dim") is None and default_head_size is None and hidden % heads:
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if fields.values.get("head_dim") is None and hidden % heads:
         raise fields.contradiction(
             f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
         )
-    head = fields.integer("head_dim", default_head_size or hidden // heads)
+    head = fields.integer("head_dim", hidden // heads)
     kv_width = 2 * kv_heads * head
     kv = hidden * kv_width + (kv_width if qkv_bias else 0)
     query = hidden * heads * head + (heads * head if qkv_bias else 0)

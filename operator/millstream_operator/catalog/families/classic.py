@@ -33,7 +33,7 @@ def read_falcon(fields: ConfigFields, family: ModelFamily) -> ModelShape:
         head_size=head,
         intermediate_sizes=(intermediate,),
         vocab_size=vocabulary,
-        max_position_embeddings=fields.integer("max_position_embeddings", 2048),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
         parameters=Parameters(
             embedding=vocabulary * hidden,
             attention=layers * attention,
@@ -41,7 +41,7 @@ def read_falcon(fields: ConfigFields, family: ModelFamily) -> ModelShape:
             experts=0,
             routers=0,
             norms=layers * layer_norms * 2 * hidden + 2 * hidden,
-            head=0 if fields.flag("tie_word_embeddings", True) else vocabulary * hidden,
+            head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
         ),
         kv_projection_parameters=layers * kv,
     )
@@ -65,7 +65,7 @@ def read_gpt_neox(fields: ConfigFields, family: ModelFamily) -> ModelShape:
         head_size=_head_size(fields, hidden, heads),
         intermediate_sizes=(intermediate,),
         vocab_size=vocabulary,
-        max_position_embeddings=fields.integer("max_position_embeddings", 2048),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
         parameters=Parameters(
             embedding=vocabulary * hidden,
             attention=layers * attention,

@@ -18,13 +18,10 @@ def read(fields: ConfigFields, family: ModelFamily, traits: DenseTraits) -> Mode
         fields,
         qkv_bias=traits.qkv_bias or bias,
         output_bias=bias,
-        default_heads=traits.heads,
-        default_kv_heads=traits.kv_heads,
-        default_head_size=traits.head_size,
     )
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     intermediate = fields.integer("intermediate_size")
-    vocabulary = fields.integer("vocab_size", traits.vocab_size)
+    vocabulary = fields.integer("vocab_size")
     mlp_bias = (2 * intermediate + hidden) if fields.flag("mlp_bias") else 0
     norms = traits.norms_per_layer * hidden + (2 * attention.head_size if traits.query_key_norms else 0)
     return ModelShape(
@@ -37,7 +34,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: DenseTraits) -> Mode
         head_size=attention.head_size,
         intermediate_sizes=(intermediate,),
         vocab_size=vocabulary,
-        max_position_embeddings=fields.integer("max_position_embeddings", traits.max_position_embeddings),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
         parameters=Parameters(
             embedding=vocabulary * hidden,
             attention=layers * attention.parameters,
@@ -45,7 +42,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: DenseTraits) -> Mode
             experts=0,
             routers=0,
             norms=layers * norms + hidden,
-            head=0 if fields.flag("tie_word_embeddings", traits.tied) else vocabulary * hidden,
+            head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
         ),
         kv_projection_parameters=layers * attention.kv_parameters,
     )

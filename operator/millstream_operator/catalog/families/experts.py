@@ -18,7 +18,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> Mod
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     intermediate = fields.integer("intermediate_size")
     width = fields.integer(traits.width_field)
-    num_experts = fields.integer(traits.experts_field, traits.default_experts)
+    num_experts = fields.integer(traits.experts_field)
     vocabulary = fields.integer("vocab_size")
     sparse = layers if traits.every_layer else _sparse_layers(fields, layers)
     shared = fields.integer("shared_expert_intermediate_size", 0) if traits.shared_expert else 0
@@ -36,7 +36,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> Mod
         intermediate_sizes=tuple(sorted(widths)),
         named_intermediate_size=intermediate,
         vocab_size=vocabulary,
-        max_position_embeddings=fields.integer("max_position_embeddings", 32768),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
         parameters=Parameters(
             embedding=vocabulary * hidden,
             attention=layers * attention.parameters,
@@ -48,7 +48,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> Mod
         ),
         kv_projection_parameters=layers * attention.kv_parameters,
         num_experts=num_experts,
-        num_experts_per_token=fields.integer("num_experts_per_tok", traits.default_experts_per_token),
+        num_experts_per_token=fields.integer("num_experts_per_tok"),
     )
 
 

@@ -35,7 +35,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
         head_size=fields.integer("v_head_dim"),
         intermediate_sizes=tuple(sorted(widths)),
         vocab_size=vocabulary,
-        max_position_embeddings=fields.integer("max_position_embeddings", 4096),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
         parameters=Parameters(
             embedding=vocabulary * hidden,
             attention=layers * (down + up),
@@ -49,7 +49,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
         latent_up_parameters=layers * latent * heads * value_and_key,
         latent_kv_elements=latent + rope,
         num_experts=num_experts,
-        num_experts_per_token=fields.integer("num_experts_per_tok", 0),
+        num_experts_per_token=fields.integer("num_experts_per_tok", None if num_experts else 0),
         # Each has a sparse layer, a projection of two streams, and copies of embedding and head.
         extra_parameters=fields.integer("num_nextn_predict_layers", 0)
         * (down + up + experts + 3 * hidden * shared + 2 * hidden * hidden + 2 * vocabulary * hidden),

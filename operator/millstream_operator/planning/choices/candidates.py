@@ -31,6 +31,8 @@ class Question:
     draft_shape: ModelShape | None
     draft_method: str | None
     inventory: Inventory
+    max_tensor: int  # that the planner may choose by itself; a size that the spec asks for is planned in any case
+    max_pipeline: int
     calibration: Calibration = NO_CALIBRATION  # of this model with this image
     is_grouped: bool = False  # groups of layers have block tables of their own (`kv_layout`)
     only_free: bool = False  # the inventory is what is free, and there are GPUs that are taken
@@ -74,8 +76,8 @@ def correction_for(question: Question, candidate: Candidate) -> Correction:
 
 def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
     """Placements worth a look. `pipelines`: those of more than one stage, for when one stage cannot do it."""
-    resolved, shape = question.resolved, question.shape
-    stages = [size for size in _pipelines(resolved, pipelines) if size <= shape.num_layers]
+    shape = question.shape
+    stages = [size for size in _pipelines(question, pipelines) if size <= shape.num_layers]
     for stock in question.inventory.stocks():
         for method in question.formats.methods:
             for tensor in _tensors(question, stock, method, pipelines):
@@ -97,13 +99,13 @@ def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> 
     if resolved.one_gpu:
         return [1]
     if not pipelines:
-        return sizes(shape, stock.gpus)
-    found = sizes(shape, stock.island_size)
+        return sizes(shape, min(stock.gpus, question.max_tensor))
+    found = sizes(shape, min(stock.island_size, question.max_tensor))
     group = weight_format(shape, method).group_size
     return [size for size in found if tensor_parallel_problem(shape, size, group) is None][-1:]
 
 
-def _pipelines(resolved: ResolvedSpec, pipelines: bool) -> list[int]:
-    if resolved.pipeline is not None:
-        return [resolved.pipeline]
-    return list(range(2, MAX_PIPELINE + 1)) if pipelines else [1]
+def _pipelines(question: Question, pipelines: bool) -> list[int]:
+    if question.resolved.pipeline is not None:
+        return [question.resolved.pipeline]
+    return list(range(2, min(MAX_PIPELINE, question.max_pipeline) + 1)) if pipelines else [1]

@@ -11,9 +11,11 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import DraftHead, ModelShape
 from millstream_operator.planning.requires import head_method
 from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
+from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 
 # Embeddings are padded to different sizes in one family: 151,936 and 152,064 rows for the same tokens.
 PADDED_SHARE_PERCENT = 1
+SMALLER_MODEL = "name a smaller model with the target's tokenizer, or leave speculation out"
 
 
 def vocabulary_problem(target: ModelShape, draft: ModelShape) -> str | None:
@@ -24,28 +26,40 @@ def vocabulary_problem(target: ModelShape, draft: ModelShape) -> str | None:
     return f"the draft's vocabulary of {draft.vocab_size} tokens is not the target's of {target.vocab_size}"
 
 
-def gpu_draft_problem(spec: LLMDeploymentSpec, draft: ModelShape, online_methods: Collection[str]) -> str | None:
-    """Return why a replica on GPUs cannot have the draft in the format that the spec names; None where it can.
+def gpu_draft_problem(
+    spec: LLMDeploymentSpec, target: ModelShape, draft: ModelShape, online_methods: Collection[str]
+) -> str | None:
+    """Return why a replica on GPUs cannot have the draft: its format, or weights larger than the target's; else None.
 
     `online_methods`: those in which the runtime stores 16-bit weights by itself. What else the shapes say of a draft is
     compared with each GPU (`evaluation.py`).
     """
     named = spec.speculation.draft_model if spec.speculation is not None else None
-    is_online = named is not None and named.quantization_method in online_methods and draft.quantization is None
-    return None if is_online else _format_problem(spec, draft)
+    if named is not None and named.quantization_method in online_methods and draft.quantization is None:
+        return None
+    if (why := _format_problem(spec, draft)) is not None:
+        return why
+    if draft.draft_head is not None or (why := _size_problem(_gpu_bytes(target), _gpu_bytes(draft))) is None:
+        return None
+    return f"{why}: {SMALLER_MODEL}"
+
+
+def _gpu_bytes(shape: ModelShape) -> int:
+    method = shape.quantization.method if shape.quantization is not None else "None"
+    return rank_weights(shape, weight_format(shape, method)).total_bytes
 
 
 def cpu_draft_problem(spec: LLMDeploymentSpec, target: ModelShape, draft: ModelShape) -> str | None:
     """Return why a replica on a CPU cannot draft with `draft`, and what to do; None where it may."""
     if (why := _format_problem(spec, draft)) is not None:
         return why
+    cpu_bytes = cpu_weights_bytes(target), cpu_weights_bytes(draft)
     if (method := head_method(spec)) is not None:
         if (why := head_problem(method, target, draft)) is not None:
             return why
-        why, fix = _size_problem(target, draft), "name a smaller head, or leave speculation out"
+        why, fix = _size_problem(*cpu_bytes), "name a smaller head, or leave speculation out"
     else:
-        why = vocabulary_problem(target, draft) or _size_problem(target, draft)
-        fix = "name a smaller model with the target's tokenizer, or leave speculation out"
+        why, fix = vocabulary_problem(target, draft) or _size_problem(*cpu_bytes), SMALLER_MODEL
     return None if why is None else f"{why}: {fix}"
 
 
@@ -97,9 +111,8 @@ def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
     )
 
 
-def _size_problem(target: ModelShape, draft: ModelShape) -> str | None:
+def _size_problem(target_bytes: int, draft_bytes: int) -> str | None:
     """By the bytes of both as they are loaded: a draft, or a head, that is no smaller costs more than it saves."""
-    draft_bytes, target_bytes = cpu_weights_bytes(draft), cpu_weights_bytes(target)
     if draft_bytes <= target_bytes:
         return None
     return (

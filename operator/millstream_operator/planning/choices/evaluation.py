@@ -16,7 +16,7 @@ from millstream_operator.planning.choices.machines import draft_machine, target_
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
 from millstream_operator.planning.resolved_spec import ResolvedSpec
-from millstream_operator.planning.sizing.cost import cost_of, monthly_usd
+from millstream_operator.planning.sizing.cost import cost_of, monthly_usd, price_caveat
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
 from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, chunk_seconds, predict
@@ -175,12 +175,14 @@ def _with_replicas_and_cost(question: Question, outcome: Outcome) -> Outcome:
             f"{candidate.tensor}; there is room for {free}",
             replicas - free,
         )
-    # The placement is chosen for the load; the budget must pay for the spec's replicas where they are more.
-    usd = monthly_usd(candidate.stock.part.hourly_milli_usd * candidate.gpus, max(replicas, resolved.replicas))
+    # The placement is chosen for the load; the budget must pay for those of the spec, too.
+    paid = max(replicas, resolved.replicas, resolved.fewest_autoscaled)
+    usd = monthly_usd(candidate.stock.part.hourly_milli_usd * candidate.gpus, paid)
     if problem is None and resolved.budget_is_enforced and usd > (resolved.max_monthly_usd or 0):
-        problem = Problem(
-            Stage.BUDGET, f"costs ${usd:,} a month, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}", usd
-        )
+        caveat = price_caveat(candidate.stock.part).removesuffix(".")
+        lowest = f" for autoscaling.minReplicas {paid}" if paid > max(replicas, resolved.replicas) else ""
+        words = f"costs ${usd:,} a month{lowest}, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}"
+        problem = Problem(Stage.BUDGET, f"{words}{f'.{caveat}' if caveat else ''}", usd)
     return replace(outcome, problem=problem, replicas=replicas, cost=cost)
 
 

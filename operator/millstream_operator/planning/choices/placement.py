@@ -1,6 +1,6 @@
-"""Choose a placement: the fewest GPUs per replica, then the cheapest. The others are rejected, each with a reason.
+"""Choose a placement: per product the fewest GPUs per replica, and of the products the cheapest.
 
-outcomes -> Choice(best, rejected) | NoPlacement(problem, rejected)
+outcomes -> Choice(best, rejected) | NoPlacement(problem, rejected): the others are rejected, each with a reason.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from millstream_operator.planning.choices.evaluation import evaluate
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement_reasons import itl_text
 from millstream_operator.planning.plan import MAX_REJECTED, Rejected
+from millstream_operator.planning.resolved_spec import ResolvedSpec
 
 MAX_KNOWN = 256  # choices that are remembered, some kilobytes each
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """`resolved`: the spec with the defaults that it was made with."""
+
     best: Outcome
+    resolved: ResolvedSpec
     rejected: tuple[Rejected, ...]
 
 
@@ -37,27 +41,35 @@ class NoPlacement:
 
 
 @functools.lru_cache(maxsize=MAX_KNOWN)
-def choose_placement(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
-    """Return the best placement. Pipelines are evaluated only when no placement of one stage holds the model.
+def choose_placement(questions: tuple[Question, ...], *, explain: bool = True) -> Choice | NoPlacement:
+    """Return the best placement of questions that differ in products and in how far defaults shrink for these.
 
-    Without `explain` the others get no reasons, and evaluation stops at the fewest GPUs that are feasible: enough to
-    prove a fix. Pure and cached: a thousand deployments of one model on one cluster are one question.
+    Without `explain` the others get no reasons, and evaluation stops at the fewest GPUs of a product that are feasible:
+    enough to prove a fix. Pure and cached: a thousand deployments of one model on one cluster are one question.
     """
-    if question.formats.problem is not None:
-        return NoPlacement(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
+    if (problem := questions[0].formats.problem) is not None:
+        return NoPlacement(Problem(Stage.QUANTIZATION, problem), None, ())
+    evaluated = [(question, _evaluate(question, explain=explain)) for question in questions]
+    outcomes = [outcome for _, some in evaluated for outcome in some]
+    best_of_products = [(best, question) for question, some in evaluated for best in _best_of_products(some)]
+    if best_of_products:
+        best, question = min(best_of_products, key=lambda one: _order_of_products(one[0]))
+        return Choice(best, question.resolved, _rejected(outcomes, best) if explain else ())
+    if not outcomes:
+        return NoPlacement(_nothing_to_plan_on(questions[0]), None, ())
+    nearest = min(outcomes, key=_distance)
+    assert nearest.problem is not None  # noqa: S101 - none is feasible
+    return NoPlacement(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+
+
+def _evaluate(question: Question, *, explain: bool) -> list[Outcome]:
+    """Evaluate pipelines only when no placement of one stage holds the model."""
     evaluate_some = _evaluate_all if explain else _evaluate_fewest_gpus
     outcomes = evaluate_some(question, candidates(question, pipelines=False))
     may_pipeline = question.resolved.pipeline is None and not question.resolved.one_gpu
     if may_pipeline and not any(map(_fits, outcomes)):
         outcomes += evaluate_some(question, candidates(question, pipelines=True))
-    feasible = min((outcome for outcome in outcomes if outcome.problem is None), key=_order, default=None)
-    if feasible is not None:
-        return Choice(feasible, _rejected(outcomes, feasible) if explain else ())
-    if not outcomes:
-        return NoPlacement(_nothing_to_plan_on(question), None, ())
-    nearest = min(outcomes, key=_distance)
-    assert nearest.problem is not None  # noqa: S101 - none is feasible
-    return NoPlacement(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+    return outcomes
 
 
 def _evaluate_all(question: Question, placements: Iterable[Candidate]) -> list[Outcome]:
@@ -65,18 +77,23 @@ def _evaluate_all(question: Question, placements: Iterable[Candidate]) -> list[O
 
 
 def _evaluate_fewest_gpus(question: Question, placements: Iterable[Candidate]) -> list[Outcome]:
-    """Evaluate in the order of GPUs, up to the first number that is feasible: no larger one can be chosen."""
-    found: list[Outcome] = []
-    by_gpus = sorted(placements, key=_gpus)
-    for _, as_many in itertools.groupby(by_gpus, key=_gpus):
-        found += evaluate(question, as_many)
-        if any(outcome.problem is None for outcome in found):
-            break
-    return found
+    """Evaluate each product in the order of GPUs, up to the first number that is feasible: it takes no larger one."""
+    evaluated: list[Outcome] = []
+    for _, of_product in itertools.groupby(sorted(placements, key=_product_and_gpus), key=_product):
+        for _, as_many in itertools.groupby(of_product, key=_product_and_gpus):
+            outcomes = list(evaluate(question, as_many))
+            evaluated += outcomes
+            if any(outcome.problem is None for outcome in outcomes):
+                break
+    return evaluated
 
 
-def _gpus(candidate: Candidate) -> int:
-    return candidate.gpus
+def _product(candidate: Candidate) -> str:
+    return candidate.stock.part.name
+
+
+def _product_and_gpus(candidate: Candidate) -> tuple[str, int]:
+    return candidate.stock.part.name, candidate.gpus
 
 
 def _fits(outcome: Outcome) -> bool:
@@ -84,8 +101,18 @@ def _fits(outcome: Outcome) -> bool:
     return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
 
 
+def _best_of_products(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The feasible outcome of each product with the fewest GPUs per replica: more of them exceed what is asked."""
+    best: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.problem is None:
+            name = outcome.candidate.stock.part.name
+            best[name] = min(best.get(name, outcome), outcome, key=_order)
+    return list(best.values())
+
+
 def _order(outcome: Outcome) -> tuple[Any, ...]:
-    """The objective. The last terms only make equals come out the same every time."""
+    """The objective within a product. The last terms only make equals come out the same every time."""
     cost, prediction, candidate = outcome.cost, outcome.prediction, outcome.candidate
     assert cost is not None  # noqa: S101 - feasible
     assert prediction is not None  # noqa: S101
@@ -97,6 +124,12 @@ def _order(outcome: Outcome) -> tuple[Any, ...]:
         -prediction.tokens_per_second,
         candidate.stock.part.name,
     )
+
+
+def _order_of_products(outcome: Outcome) -> tuple[Any, ...]:
+    """The objective among products: the cheapest of those that meet what is asked."""
+    assert outcome.cost is not None  # noqa: S101 - feasible
+    return (outcome.cost.monthly_usd, *_order(outcome))
 
 
 def _distance(outcome: Outcome) -> tuple[Any, ...]:

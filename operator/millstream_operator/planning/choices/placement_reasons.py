@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream_operator.catalog.efficiencies import efficiencies
 from millstream_operator.planning.calibration import NO_CORRECTION, UNCHANGED_PERMILLE, Calibration, Correction
 from millstream_operator.planning.choices.outcome import Outcome
 from millstream_operator.planning.measurement import parts_of
-from millstream_operator.planning.plan import Plan, PlanReason
+from millstream_operator.planning.plan import PlanReason, Rejected
 from millstream_operator.planning.resolved_spec import ResolvedSpec
+from millstream_operator.planning.sizing.cost import price_caveat
 from millstream_operator.planning.sizing.roofline import Prediction
 
 
-def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int) -> list[PlanReason]:
+def placement_reasons(
+    best: Outcome, rejected: Sequence[Rejected], resolved: ResolvedSpec, spec_replicas: int
+) -> list[PlanReason]:
     candidate = best.candidate
     prediction = best.prediction
     pool = f"its KV pool holds {prediction.kv_cache_tokens:,} tokens" if prediction else ""
@@ -21,7 +26,9 @@ def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int)
     elif resolved.one_gpu:
         why = f"Tier Startup runs on one GPU; {pool}, {need}."
     else:
-        why = f"The fewest GPUs that hold the model: {pool}, {need}."
+        fewer = any(other.gpus_per_replica < candidate.gpus and other.monthly_usd is not None for other in rejected)
+        gpus = f"{candidate.stock.part.name}, the cheapest product," if fewer else "GPUs"
+        why = f"The fewest {gpus} that hold the model: {pool}, {need}."
     reasons = [PlanReason("parallelism.tensor", why)]
     if candidate.tensor > 1:
         reasons.append(PlanReason("parallelism.tensor", f"{_links(best)} predicted ITL {itl_text(best)}."))
@@ -36,9 +43,9 @@ def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int)
         )
     if resolved.max_monthly_usd is not None and best.cost is not None:
         over = "over" if best.cost.monthly_usd > resolved.max_monthly_usd else "within"
-        reasons.append(
-            PlanReason("budget", f"${best.cost.monthly_usd:,} a month, {over} ${resolved.max_monthly_usd:,}.")
-        )
+        caveat = price_caveat(candidate.stock.part) if resolved.budget_is_enforced else ""
+        words = f"${best.cost.monthly_usd:,} a month, {over} ${resolved.max_monthly_usd:,}.{caveat}"
+        reasons.append(PlanReason("budget", words))
     return reasons
 
 
@@ -61,14 +68,14 @@ def itl_text(outcome: Outcome) -> str:
     return f"{prediction.itl_microseconds / 1000:.1f} ms with {requests} at once"
 
 
-def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) -> list[PlanReason]:
-    """Defaults that the latency objective made smaller say so."""
+def engine_reasons(resolved: ResolvedSpec, best: Outcome) -> list[PlanReason]:
+    """Limits that the latency objective made smaller say so."""
     shrunk = {
-        "engine.maxNumBatchedTokens": (best.max_num_batched_tokens, blind.engine.max_num_batched_tokens),
-        "engine.maxNumSeqs": (best.max_num_seqs, blind.engine.max_num_seqs),
+        "engine.maxNumBatchedTokens": (best.max_num_batched_tokens, resolved.max_num_batched_tokens),
+        "engine.maxNumSeqs": (best.max_num_seqs, resolved.max_num_seqs),
     }
     found = []
-    for reason in reasons:
+    for reason in resolved.reasons:
         now, before = shrunk.get(reason.field, (0, 0))
         text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
         found.append(PlanReason(reason.field, text))

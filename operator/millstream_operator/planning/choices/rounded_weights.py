@@ -12,6 +12,7 @@ from dataclasses import replace
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.cpu_dtype import as_held
 from millstream_operator.planning.made_model import BITS, asked_method, made_method
 from millstream_runtime.config import Capabilities
 from millstream_runtime.quantization_config.scheme import ROUNDED_METHOD
@@ -39,6 +40,7 @@ def may_be_rounded(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool:
 
 def as_loaded(spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capabilities) -> ModelShape:
     """Return the shape with its weights as the runtime holds them; the same where it holds what is stored."""
+    shape = as_held(spec, shape, runtime)
     if not is_rounded(spec, shape, runtime):
         return shape
     stored = CheckpointQuantization(ROUNDED_METHOD, BITS[ROUNDED_METHOD], None)

@@ -16,7 +16,7 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit
 from millstream_operator.planning.fixes.least_change import Replan, change_of, least
 from millstream_operator.planning.plan import Plan
-from millstream_operator.planning.resolved_spec import resolve_spec, wanted_replicas
+from millstream_operator.planning.resolved_spec import fewest_autoscaled, resolve_spec, wanted_replicas
 from millstream_operator.planning.sizing.cost import monthly_usd
 
 Changes = Iterator[Change | None]
@@ -64,7 +64,7 @@ def smaller_steps(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Ch
 def fewer_replicas(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Changes:
     """The most replicas that fit. Under autoscaling its limits bind, because it writes spec.replicas."""
     spec, scaling = deployment.spec, deployment.spec.autoscaling
-    values = range(wanted_replicas(spec) - 1, 0, -1)
+    values = range(max(wanted_replicas(spec), fewest_autoscaled(spec)) - 1, 0, -1)
     if scaling is None:
         yield from least(values, spec.replicas, lambda value: edit(deployment, facts, replicas=value), replan)
         return

@@ -38,3 +38,16 @@ def cost_of(part: GpuPart, gpus_per_replica: int, replicas: int, tokens_per_seco
 def monthly_usd(replica_hourly_milli_usd: float, replicas: int) -> int:
     """US dollars per month for a number of replicas."""
     return round(replica_hourly_milli_usd * replicas * HOURS_PER_MONTH / 1000)
+
+
+def price_caveat(part: GpuPart) -> str:
+    """A sentence about a price that is no list price, after a space; "" for a list price."""
+    if part.price_basis == "list":
+        return ""
+    date = f" of {part.price_date}" if part.price_date is not None else ""
+    source = f" ({part.price_source})" if part.price_source is not None else ""
+    kind = "a spot price" if part.price_basis == "spot" else "estimated"
+    return (
+        f" The price of {part.name}{date} is {kind}{source}: where you know it, set listPriceUSDPerHour of "
+        f"{part.name} in the chart's value catalog.gpus."
+    )

@@ -1,9 +1,9 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
-The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, the process, the largest step
-(`cpu_step.py`), a margin, and at most 30 % of the container's memory for the KV pool, in float32 or in the format that
-the spec names. A draft model's weights, keys and values are counted as the model's are, and so are a draft head's, with
-the hidden states that it reads.
+The shares are the runtime's own (`engine/kv/pool_size.py`): weights in 16 or 32 bits (`cpu_dtype.py`) or packed, the
+process, the largest step (`cpu_step.py`), a margin, and at most 30 % of the container's memory for the KV pool, in
+float32 or in the format that the spec names. A draft model's weights, keys and values are counted as the model's are,
+and so are a draft head's, with the hidden states that it reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MARGIN_PERCENT = 5  # of the limit: beyond it the kernel kills
 LEAST_STEP_BYTES = 256 << 20  # as earlier releases reserved for every model
 PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
 FLOAT32_BYTES = 4
+KEPT_PERCENT = 90  # of the planned tokens, which the pool of a pod must hold
 USUAL_LENGTH = 128  # tokens; the runtime takes what the model and the pool allow
 MOST_LIMITS = 64  # that are tried until one is enough
 
@@ -75,14 +76,32 @@ def shortest_length(spec: LLMDeploymentSpec, shape: ModelShape) -> int:
     return (spec.engine.max_model_len if spec.engine else None) or min(shape.max_position_embeddings, USUAL_LENGTH)
 
 
+def planned_length(spec: LLMDeploymentSpec, shape: ModelShape, memory: CpuMemory) -> int | None:
+    """Return the tokens of one request without whose room a pod is to end its boot; a tenth is left for what differs.
+
+    None where the spec names a length, of which the runtime refuses less room in any case; of an image that the spec
+    names: its runtime may not know the field; and of float32 weights, whose plans are those of earlier releases.
+    """
+    if shape.compute_bytes == FLOAT32_BYTES:
+        return None
+    if (spec.runtime is not None and spec.runtime.image) or (spec.engine is not None and spec.engine.max_model_len):
+        return None
+    return max(1, min(shape.max_position_embeddings, memory.kv_cache_tokens) * KEPT_PERCENT // 100)
+
+
 def cpu_weights_bytes(shape: ModelShape) -> int:
-    """What the weights take at least: float32, but quantized linear layers as the checkpoint stores them."""
-    total_bytes = shape.parameters.total * FLOAT32_BYTES
+    """What the weights take at least: `shape.compute_bytes` each, but quantized linear layers as they are stored.
+
+    Norms, routers and MLA's `kv_b_proj` are held in float32, whatever the others are held in.
+    """
+    parameters = shape.parameters
+    wide = parameters.norms + parameters.routers + shape.latent_up_parameters
+    total_bytes = (parameters.total - wide) * shape.compute_bytes + wide * FLOAT32_BYTES
     if shape.quantization is None:
         return total_bytes
-    quantized = shape.parameters.linear - shape.unquantized_parameters - shape.dequantized_parameters
+    quantized = parameters.linear - shape.unquantized_parameters - shape.dequantized_parameters
     stored = replace(weight_format(shape, shape.quantization.method), inputs_per_output=inputs_per_output(shape))
-    return total_bytes - quantized * FLOAT32_BYTES + linear_bytes(quantized, stored)
+    return total_bytes - quantized * shape.compute_bytes + linear_bytes(quantized, stored)
 
 
 def cpu_memory(
@@ -105,7 +124,7 @@ def cpu_memory(
         draft_tokens: proposed at a time; 0 without speculation.
     """
     limit = memory_limit_bytes(spec)
-    tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
+    tables = (shape.parameters.embedding + shape.parameters.head) * shape.compute_bytes
     weights = cpu_weights_bytes(shape) - tables
     draft_weights = cpu_weights_bytes(draft) if draft is not None else 0
     max_model_len = (spec.engine.max_model_len if spec.engine else None) or shape.max_position_embeddings

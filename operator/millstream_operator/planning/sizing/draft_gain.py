@@ -10,7 +10,7 @@ cost. How much that is, the runtime measures.
 from __future__ import annotations
 
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES, cpu_weights_bytes
+from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
 from millstream_operator.planning.sizing.roofline import SpeculationSpeed
 
 
@@ -27,11 +27,11 @@ def draft_share(target: ModelShape, draft: ModelShape) -> float:
     read_bytes = float(_read_bytes(draft))
     if (head := draft.draft_head) is not None:
         read_bytes /= head.drafts_per_pass
-        read_bytes += (target.vocab_size * target.hidden_size * FLOAT32_BYTES) if head.uses_target_head else 0
+        read_bytes += (target.vocab_size * target.hidden_size * target.compute_bytes) if head.uses_target_head else 0
     return read_bytes / _read_bytes(target)
 
 
 def _read_bytes(shape: ModelShape) -> int:
     """What a decode reads: all weights, and of a token table that is not also the head a row alone."""
-    table = shape.parameters.embedding * FLOAT32_BYTES if shape.parameters.head else 0
+    table = shape.parameters.embedding * shape.compute_bytes if shape.parameters.head else 0
     return cpu_weights_bytes(shape) - table

@@ -5,7 +5,8 @@
 A stage is a number of new pods that the workload holds at (`Workload.render`, `held`): with N replicas and n new pods
 there are N + 1 - n old ones, so N + 1 in all. From one stage to the next they are replaced one by one, and only while
 every new pod is ready: an old pod goes for each one that comes, so N are ready at any moment if N were before. What is
-held now is in the live object alone, so another process of the operator goes on from there, and compares anew.
+held now is in the live object alone, and what was compared on the record of the revision (`evidence_record.py`), so
+another process of the operator goes on from there.
 
 A request goes to any pod that is ready, so a pod's share of the traffic is its share of the pods.
 """
@@ -38,6 +39,12 @@ class Shift:
     def target(self) -> int:
         """The number of new replicas at which the stage is compared."""
         return next(count for count in stages(self.replicas) if count >= self.held)
+
+    @property
+    def percent(self) -> int:
+        """The share that names the stage, whatever number of replicas an autoscaler asks for; 0: one pod, and less."""
+        counts = ((percent, math.ceil(self.replicas * percent / 100)) for percent in PERCENTS)
+        return max((percent for percent, count in counts if count == self.target), default=0)
 
     @property
     def is_settled(self) -> bool:
@@ -82,6 +89,11 @@ def answers_differently(one: Revision, other: Revision) -> bool:
     return _model(one) != _model(other)
 
 
+def formats_of(revision: Revision) -> tuple[object, ...]:
+    """Return the formats of its weights and of its keys and values."""
+    return revision.plan.get("quantization"), revision.plan.get("kvCache")
+
+
 def _model(revision: Revision) -> tuple[object, ...]:
     folder = (revision.boot or {}).get("model")
-    return folder, revision.resolved_revision, revision.plan.get("quantization"), revision.plan.get("kvCache")
+    return folder, revision.resolved_revision, *formats_of(revision)

@@ -1,14 +1,16 @@
-"""Whether the pods of a new revision answer worse than those of the old one. Pure.
+"""Whether the pods of a new revision answer worse than the old ones, and whether a stage has the evidence to end. Pure.
 
-    errors          the share of generations that end with `error` is larger, beyond chance
-    finish reasons  the share that ends at the limit of tokens differs by 20 percentage points, beyond chance
-    ITL             the mean time between tokens is above the objective, or 5 times that of the old pods
-    restarts        a container of a new pod that served began anew, and none of the old ones did
+    errors             odds larger than the old pods', by evidence of 1 / 0.4 %
+    restarts           more per pod than the old pods', by evidence of 1 / 0.1 %
+    finish reasons     more answers end at their limit, by 20 percentage points, and where prompts and limits are
+                       alike, by evidence of 1 / 0.1 %; fewer are no fault
+    time per token     the mean over answers is above the objective, or above `factor` times the old pods', by evidence
+                       of 1 / 0.1 % in each of four stages
 
-"Beyond chance": were both alike, fewer than one rollout in a thousand would show such a difference (the one-sided exact
-test of Fisher). It holds for any number of requests, so few of them condemn no revision, and "enough requests" only
-says when a stage may end. Shares are those since the pods began; times are those of the stage alone, because they
-depend on the load that old and new pods have together.
+These add up to 1 %: the most that a revision which is alike is rolled back with, over all metrics,
+stages and looks together (`sequential_tests.py`). A stage passes when it has the opposite evidence: that errors are
+rarer than in 3 % of the requests or than at three times the old pods' odds, and that the time per token is below its
+limit. A revision that is beyond both passes a stage with a probability of 0.5 % at most.
 """
 
 from __future__ import annotations
@@ -16,112 +18,194 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from millstream_operator.workloads.traffic import NO_TRAFFIC, Traffic
+from millstream_operator.rollout.traffic_shift.evidence import BAD_RATE, GOOD_RATES, Evidence, StageEvidence
+from millstream_operator.rollout.traffic_shift.sequential_tests import mean_evidence, mixture, rate_evidence
+from millstream_operator.workloads.traffic import Traffic
 
-CHANCE = 0.001
+MOST_STAGES = 4
+ERRORS_ALPHA, RESTARTS_ALPHA, AT_LIMIT_ALPHA, TOKEN_TIME_ALPHA = 0.004, 0.001, 0.001, 0.004
+MISS_ALPHA = 0.005  # of each: errors (half by their rate, half by the odds) and the time per token
 LEAST_LENGTH_DIFFERENCE = 0.2
-# A quantized layer on a CPU may take four times as long as 16 bits, and the spec asks for it (docs/quantization.md).
-SLOWER_FACTOR = 5.0
-LEAST_INTERVALS = 200  # measured times between tokens on either side
+MOST_DISTANCE = 0.1  # between the distributions of prompts, and of limits, that are alike
+LEAST_ANSWERS = 50  # of two tokens or more on a side, before times are compared
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One revision's pods. `life`: since they began; `stage`: in this stage; `restarts` of their containers in it."""
+class Limits:
+    """`objective_seconds`: `objectives.itl`, which wins; otherwise `factor` times the old pods' time per token."""
 
-    life: Traffic = NO_TRAFFIC
-    stage: Traffic = NO_TRAFFIC
-    restarts: int = 0
-    read: int = 0  # pods that could be read
+    objective_seconds: float | None = None
+    factor: float = 2.0
 
 
-def why_worse(new: Side, old: Side, objective_seconds: float | None = None) -> str | None:
-    """Return why the new pods are worse, as the end of a sentence; None where they are not.
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a stage still needs before it ends. `requests`: finished in its pods; `needed`: about how many its error
+    rate needs, None where no number is enough. Empty `missing`: it has all of it."""
 
-    `objective_seconds`: `objectives.itl` of the spec.
-    """
-    if new.restarts and not old.restarts:
-        return f"containers of its pods began anew {new.restarts} times while none of the old pods' did"
-    if _is_larger(new.life.error, new.life.finished, old.life.error, old.life.finished):
-        return (
-            f"{_share(new.life.error, new.life.finished)} of its requests ended with an error, of the old pods' "
-            f"{_share(old.life.error, old.life.finished)}"
+    requests: int
+    needed: int | None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def are_met(self) -> bool:
+        return not self.missing
+
+
+def why_worse(evidence: Evidence, limits: Limits) -> str | None:
+    """Return why the new pods are worse, as the end of a sentence; None where they are not."""
+    new, old = evidence.new, evidence.old
+    if _is_enough(mixture(evidence.errors), ERRORS_ALPHA):
+        return f"{_share(new.error, new.finished)} of its requests ended with an error, of the old pods' " + _share(
+            old.error, old.finished
         )
-    if (lengths := _lengths_differ(new.life, old.life)) is not None:
-        return lengths
-    return _slower(new.stage, old.stage, objective_seconds)
+    if _is_enough(mixture(evidence.restarts), RESTARTS_ALPHA):
+        return (
+            f"its pods or their engines began anew {evidence.new_restarts} times, those of the old revision "
+            f"{evidence.old_restarts} times"
+        )
+    if _is_enough(mixture(evidence.at_limit), AT_LIMIT_ALPHA) and _more_at_limit(new, old) and are_alike(new, old):
+        return (
+            f"{_share(new.length, new.complete)} of its answers ended at their limit of tokens, of the old pods' "
+            f"{_share(old.length, old.complete)}, with like prompts and limits"
+        )
+    return _why_slower(evidence.stage, limits) if evidence.stage is not None else None
 
 
-def in_words(new: Side, old: Side) -> str:
+def needs(evidence: Evidence, limits: Limits) -> Needs:
+    """Return what the stage still needs."""
+    if (stage := evidence.stage) is None:
+        return Needs(0, _needed_requests(0, 0), ("its pods to be ready",))
+    new = stage.new
+    needed, missing = _needed_requests(new.error, new.finished), []
+    rate, odds = mixture(stage.few_errors), mixture(stage.like_the_old)
+    if not _is_enough(rate, MISS_ALPHA / 2) and not _is_enough(odds, MISS_ALPHA / 2):
+        missing.append("more requests, to tell its errors")
+    if (times := _missing_times(stage, limits)) is not None:
+        missing.append(times)
+    return Needs(new.finished, needed, tuple(missing))
+
+
+def in_words(evidence: Evidence) -> str:
     """Return what was compared, for the journal."""
-    if not new.read or not old.read:
-        return "its pods or the old ones could not be read, so nothing was compared"
-    if not new.stage.finished:
-        return "no request ended in its pods, so nothing was compared"
-    times = [one.stage.mean_interval_seconds for one in (new, old)]
+    new, old, stage = evidence.new, evidence.old, evidence.stage
+    if not new.finished:
+        return "no request ended in its pods that could be read, so nothing was compared"
+    times = [part.mean_token_seconds for part in ((stage.new, stage.old) if stage is not None else (new, old))]
     latency = (
-        ""
+        ", its times per token were not compared"
         if None in times
-        else ", mean time between tokens {:.0f} ms and {:.0f} ms".format(*(1000 * (time or 0.0) for time in times))
+        else ", mean time per token {:.0f} ms and {:.0f} ms".format(*(1000 * (time or 0.0) for time in times))
     )
     return (
-        f"errors in {_share(new.life.error, new.life.finished)} of its requests, in "
-        f"{_share(old.life.error, old.life.finished)} of the old pods'{latency}"
+        f"errors in {_share(new.error, new.finished)} of its requests, in {_share(old.error, old.finished)} of the "
+        f"old pods'{latency}"
     )
 
 
-def _lengths_differ(new: Traffic, old: Traffic) -> str | None:
-    """Finished at the limit of tokens, of those that finished without an error."""
-    new_all, old_all = new.stop + new.length, old.stop + old.length
-    if not new_all or not old_all or abs(new.length / new_all - old.length / old_all) < LEAST_LENGTH_DIFFERENCE:
-        return None
-    more = _is_larger(new.length, new_all, old.length, old_all)
-    if not more and not _is_larger(new.stop, new_all, old.stop, old_all):
-        return None
-    return (
-        f"{_share(new.length, new_all)} of its answers ended at their limit of tokens, of the old pods' "
-        f"{_share(old.length, old_all)}"
+def are_alike(new: Traffic, old: Traffic) -> bool:
+    """Whether prompts, and limits of tokens, are distributed alike; not where the pods do not report them."""
+    parts = ((new.prompt_tokens, old.prompt_tokens), (new.max_tokens, old.max_tokens))
+    for one, other in parts:
+        if not one.count or not other.count:
+            return False
+        used = sum(1 for a, b in zip(one.counts, other.counts, strict=False) if a or b)
+        noise = math.sqrt(used / (2 * math.pi) * (1 / one.count + 1 / other.count))
+        if one.distance(other) > MOST_DISTANCE + noise:
+            return False
+    return True
+
+
+def _needed_requests(errors: int, requests: int) -> int | None:
+    """Return about how many requests show that errors are rarer than BAD_RATE, at the rate that was seen."""
+    rate = errors / requests if requests else 0.0
+    growth = max(
+        rate * rate_evidence(1, 1, good, BAD_RATE) + (1 - rate) * rate_evidence(0, 1, good, BAD_RATE)
+        for good in GOOD_RATES
     )
-
-
-def _slower(new: Traffic, old: Traffic, objective_seconds: float | None) -> str | None:
-    if new.intervals < LEAST_INTERVALS or old.intervals < LEAST_INTERVALS:
+    if growth <= 0:
         return None
-    took, before = new.mean_interval_seconds or 0.0, old.mean_interval_seconds or 0.0
-    if objective_seconds is not None:
-        is_worse, limit = took > objective_seconds >= before, f"objectives.itl is {1000 * objective_seconds:.0f} ms"
-    else:
-        is_worse, limit = took > SLOWER_FACTOR * before, f"the limit is {SLOWER_FACTOR:.0f} times"
-    if not is_worse:
-        return None
-    return f"its tokens come every {1000 * took:.0f} ms, those of the old pods every {1000 * before:.0f} ms; {limit}"
+    return math.ceil((math.log(2 / MISS_ALPHA) + math.log(len(GOOD_RATES))) / growth)
 
 
-def _is_larger(hits: int, size: int, other_hits: int, other_size: int) -> bool:
-    """Whether `hits` of `size` is a larger share than `other_hits` of `other_size`, beyond chance."""
-    if not size or not other_size or hits * other_size <= other_hits * size:
+def _more_at_limit(new: Traffic, old: Traffic) -> bool:
+    if not new.complete or not old.complete:
         return False
-    return _chance_of_as_many(hits, size, other_hits, other_size) < CHANCE
+    return new.length / new.complete - old.length / old.complete >= LEAST_LENGTH_DIFFERENCE
 
 
-def _chance_of_as_many(hits: int, size: int, other_hits: int, other_size: int) -> float:
-    """Return the chance of `hits` or more in `size`, where all hits fall anywhere alike (hypergeometric tail)."""
-    all_hits, everything = hits + other_hits, size + other_size
-    chance = math.exp(
-        _log_choose(all_hits, hits) + _log_choose(everything - all_hits, size - hits) - _log_choose(everything, size)
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Means of the time per token over answers, and the evidence that the new pods' is above, or below, its limit."""
+
+    new_seconds: float
+    old_seconds: float
+    above: float
+    below: float
+
+
+def _times(stage: StageEvidence, limits: Limits) -> _Times | None:
+    """Compare the times; None while either side has too few answers. An objective needs none of the old pods'."""
+    new, old = stage.new, stage.old
+    sizes = [new.token_times.count] + ([old.token_times.count] if limits.objective_seconds is None else [])
+    if min(sizes) < LEAST_ANSWERS:
+        return None
+    new_mean, old_mean = new.mean_token_seconds or 0.0, old.mean_token_seconds or 0.0
+    if limits.objective_seconds is not None:
+        difference, variance = new_mean - limits.objective_seconds, _variance_of_mean(new)
+    else:
+        difference = new_mean - limits.factor * old_mean
+        variance = _variance_of_mean(new) + limits.factor**2 * _variance_of_mean(old)
+    size = float(min(sizes))
+    above = mean_evidence(difference, variance, size, LEAST_ANSWERS)
+    return _Times(new_mean, old_mean, above, mean_evidence(-difference, variance, size, LEAST_ANSWERS))
+
+
+def _variance_of_mean(traffic: Traffic) -> float:
+    """Return at least the variance of the mean: the histogram says how far squares can go."""
+    count, mean = traffic.token_times.count, traffic.mean_token_seconds or 0.0
+    most = traffic.token_times.most_squares(traffic.token_times_seconds) / count - mean * mean
+    return max(most, 0.0) / count
+
+
+def _why_slower(stage: StageEvidence, limits: Limits) -> str | None:
+    times = _times(stage, limits)
+    if times is None or not _is_enough(times.above, TOKEN_TIME_ALPHA / MOST_STAGES):
+        return None
+    if limits.objective_seconds is not None:
+        if stage.old.token_times.count < LEAST_ANSWERS or times.old_seconds > limits.objective_seconds:
+            return None  # the old pods break it, too
+        limit = f"objectives.itl is {1000 * limits.objective_seconds:.0f} ms"
+    else:
+        limit = f"the limit is {limits.factor:.3g} times"
+    return (
+        f"its time per token is {1000 * times.new_seconds:.0f} ms, that of the old pods "
+        f"{1000 * times.old_seconds:.0f} ms; {limit}"
     )
-    total = 0.0
-    for count in range(hits, min(size, all_hits) + 1):
-        total += chance
-        if chance < total * 1e-9:  # beyond the mean each term is a smaller part of the one before
-            break
-        misses = everything - all_hits - size + count + 1
-        chance *= (all_hits - count) * (size - count) / ((count + 1) * misses)
-    return total
 
 
-def _log_choose(of: int, chosen: int) -> float:
-    return math.lgamma(of + 1) - math.lgamma(chosen + 1) - math.lgamma(of - chosen + 1)
+def _missing_times(stage: StageEvidence, limits: Limits) -> str | None:
+    """Return what the comparison of times still needs; None where it has it, or where there is nothing to compare."""
+    new, old = stage.new, stage.old
+    if not new.token_times.count or (limits.objective_seconds is None and new.complete and not _reports_times(old)):
+        return None
+    if (times := _times(stage, limits)) is None:
+        return f"{LEAST_ANSWERS} answers of two tokens or more on both sides, to compare their times"
+    if _is_enough(times.below, MISS_ALPHA):
+        return None
+    objective = limits.objective_seconds
+    if objective is not None and old.token_times.count >= LEAST_ANSWERS and times.old_seconds > objective:
+        return None
+    return "more answers, to tell its time per token from the limit"
+
+
+def _reports_times(traffic: Traffic) -> bool:
+    """Whether the pods have the histogram; those that answered nothing yet may have it."""
+    return bool(traffic.token_times.edges) or not traffic.complete
+
+
+def _is_enough(log_evidence: float, alpha: float) -> bool:
+    return log_evidence >= -math.log(alpha)
 
 
 def _share(hits: int, size: int) -> str:

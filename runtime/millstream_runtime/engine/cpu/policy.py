@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from millstream_kernels.cpu import bfloat16_check
 from millstream_runtime import config
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.cpu import compiled_code, freed_memory, pages, threads, warm_up
@@ -28,6 +29,7 @@ class CpuPolicy:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cpus() // num_ranks))
         self.compiled_code, self.compiled_problem = compiled_code.load()
+        self.bfloat16_product, self.bfloat16_problem = bfloat16_check.load()
         self.threads = ThreadCounts(torch.get_num_threads())  # until they are measured
         self._is_measuring = False  # then the measurement sets the threads
 

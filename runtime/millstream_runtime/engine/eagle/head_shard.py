@@ -19,6 +19,7 @@ from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.eagle import heads
 from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape
@@ -36,9 +37,9 @@ class HeadShard(DraftShard):
     shape: HeadShape
     state_layers: tuple[int, ...]  # of the target
 
-    def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+    def token_bytes(self, config: RuntimeConfig) -> int:
         """What the head's keys and the target's hidden states take of one token."""
-        return self.key_bytes(config, dtype_bytes) + self.state_size * dtype_bytes
+        return self.key_bytes(config) + self.state_size * self.arithmetic.dtype.itemsize
 
     @property
     def state_size(self) -> int:
@@ -75,7 +76,8 @@ def resolve_head(config: RuntimeConfig, target: ShardConfig) -> HeadShard | None
     weight_bytes = heads.expected_weights(shape, target.dtype).num_bytes
     draft_shard.require_fit(config, target, weight_bytes)
     context_tokens = draft_shard.context_tokens(config, target, shape.config)
-    return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape, state_layers)
+    numbers = Arithmetic.of(target.dtype)
+    return HeadShard(folder, shape.config, context_tokens, weight_bytes, numbers, shape, state_layers)
 
 
 def refuse_device_and_ranks(config: RuntimeConfig, target: ShardConfig) -> None:
@@ -97,7 +99,7 @@ def refuse_device_and_ranks(config: RuntimeConfig, target: ShardConfig) -> None:
 def load(config: RuntimeConfig, target: ShardConfig, head: HeadShard) -> DraftHead:
     """Load its weights. The target's, which come after, keep their memory."""
     copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, head)
-    kernels = draft_shard.draft_kernels(config, target, head.model_config)
+    kernels = draft_shard.draft_kernels(config, target, head)
     return heads.load(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes, kernels)
 
 

@@ -15,7 +15,7 @@ from millstream_runtime.config_flags import draft_flags
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.kernel_choice import choose_compiled, compiled_layers
-from millstream_runtime.engine.execution.shard_config import ShardConfig, require_format
+from millstream_runtime.engine.execution.shard_config import ShardConfig, draft_arithmetic, require_format
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
@@ -24,6 +24,7 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo
@@ -42,15 +43,16 @@ class DraftShard:
     model_config: ModelConfig
     context_tokens: int
     weight_bytes: int  # expected, without second copies
+    arithmetic: Arithmetic
 
-    def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+    def token_bytes(self, config: RuntimeConfig) -> int:
         """What its pool keeps of one token."""
-        return self.key_bytes(config, dtype_bytes)
+        return self.key_bytes(config)
 
-    def key_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+    def key_bytes(self, config: RuntimeConfig) -> int:
         """Of its keys and values of one token."""
-        shape = self.model_config
-        return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype_bytes) * shape.num_layers
+        shape, number_bytes = self.model_config, self.arithmetic.kv_cache.itemsize
+        return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, number_bytes) * shape.num_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,10 @@ def resolve_draft(config: RuntimeConfig, target: ShardConfig) -> DraftShard | No
     require_format(shape, target.device)
     _require_same_vocabulary(config, target.model_config, folder, shape)
     shape = within_target(shape, target)
-    weight_bytes = expected_weights(shape, target.dtype).num_bytes
+    arithmetic = draft_arithmetic(config, target, shape)
+    weight_bytes = expected_weights(shape, arithmetic).num_bytes
     require_fit(config, target, weight_bytes)
-    return DraftShard(folder, shape, context_tokens(config, target, shape), weight_bytes)
+    return DraftShard(folder, shape, context_tokens(config, target, shape), weight_bytes, arithmetic)
 
 
 def within_target(shape: ModelConfig, target: ShardConfig) -> ModelConfig:
@@ -111,17 +114,19 @@ def load_draft(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) ->
     return load_model(
         draft.model_config,
         draft.folder,
-        target.dtype,
+        draft.arithmetic,
         target.device,
         copy_budget_bytes=budget_bytes,
-        kernels=draft_kernels(config, target, draft.model_config),
+        kernels=draft_kernels(config, target, draft),
+        code=target.policy.compiled_code,
+        product=target.policy.bfloat16_product,
     )
 
 
-def draft_kernels(config: RuntimeConfig, target: ShardConfig, shape: ModelConfig) -> LayerKernels | None:
-    """What makes the layers of a draft model or a head of that shape on the target's device; None: torch."""
+def draft_kernels(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) -> LayerKernels | None:
+    """What makes the layers of a draft model or a head on the target's device; None: torch."""
     policy = target.policy
-    choices = choose_compiled(shape, target.dtype, config.kv_cache_dtype, policy.compiled_problem)
+    choices = choose_compiled(draft.model_config, draft.arithmetic, config.kv_cache_dtype, policy.compiled_problem)
     return compiled_layers(choices, policy.compiled_code)
 
 
@@ -151,7 +156,7 @@ def size_pools(
     """
     if draft is None:
         return shard.size_pool(config, target, budget, ranks)
-    token_bytes = draft.token_bytes(config, target.dtype.itemsize)
+    token_bytes = draft.token_bytes(config)
     try:
         return shard.size_pool(config, target, budget, ranks, token_bytes)
     except RuntimeFailure as failure:
@@ -172,10 +177,11 @@ def make_draft(
         shape,
         blocks,
         config.block_size_tokens,
-        target.dtype,
+        draft.arithmetic.dtype,
         target.device,
         zeros=target.policy.zeros,
         stored=config.kv_cache_dtype,
+        plain_dtype=draft.arithmetic.kv_cache,
         fp8_scales=read_kv_scales(draft.folder, shape.num_layers) if is_fp8 else (),
     )
     # Behind the window of the target's layers, blocks may be another request's.
@@ -187,11 +193,12 @@ def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftS
     """Return the memory of its largest pass."""
     return worst_step_bytes(
         draft.model_config,
-        target.dtype.itemsize,
+        draft.arithmetic.dtype.itemsize,
         num_tokens=config.max_num_batched_tokens,
         num_rows=config.max_num_seqs,
         longest_tokens=draft.context_tokens,
         kv_method=config.kv_cache_dtype.method,
+        is_kv_widened=draft.arithmetic.kv_cache is not draft.arithmetic.dtype,
     )
 
 
@@ -232,9 +239,10 @@ def require_fit(config: RuntimeConfig, target: ShardConfig, weight_bytes: int) -
             FailureReason.OUT_OF_MEMORY,
             f"--draft-model {config.draft_model} needs {gibibytes(weight_bytes)} of weights beside the "
             f"{gibibytes(target_bytes)} of {config.model}, but {gibibytes(limit_bytes)} of memory is usable: "
-            f"{gibibytes(missing_bytes)} are missing; give more memory, or leave {draft_flags(config)} out.",
+            f"{gibibytes(missing_bytes)} are missing; give more memory, or leave {draft_flags(config)} out "
+            "(spec.speculation).",
         )
 
 
 def _target_bytes(target: ShardConfig) -> int:
-    return expected_weights(target.model_config, target.dtype).num_bytes
+    return expected_weights(target.model_config, target.arithmetic).num_bytes

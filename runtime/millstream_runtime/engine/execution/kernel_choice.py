@@ -16,6 +16,7 @@ from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.attention import compiled_decodes, compiled_prompts
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.sampling.sampler import SamplerKernels
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
@@ -38,6 +39,7 @@ ROPE, EXPERTS, SAMPLER = "rope_kv_write", "experts", "sampler"
 PARTS_OF_LAYERS = (*LAYER_PARTS, ROPE, EXPERTS)  # the parts that weights are laid out for
 PARTS = (*ATTENTION_PARTS, ROPE, *LAYER_PARTS, EXPERTS, SAMPLER)
 LATENT = "heads share a latent key (MLA)"
+KERNEL_POOLS = {torch.float32, torch.bfloat16, torch.float16}  # that the compiled kernel writes
 LEAST_CAPABILITY = 80
 # Compute capabilities on which the kernels of `millstream_kernels` were measured against torch (docs/kernels.md).
 MEASURED_CAPABILITIES: frozenset[int] = frozenset()
@@ -80,20 +82,23 @@ def choose_kernels(
 
 
 def choose_compiled(
-    shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, problem: str | None
+    shape: ModelConfig, numbers: Arithmetic | torch.dtype, stored: KVCacheDType, problem: str | None
 ) -> tuple[KernelChoice, ...]:
     """What computes decodes, prompts, norms, gates and rotations on a CPU.
 
     Args:
         shape: of one rank.
+        numbers: of the model; a type is that of all.
         problem: why the compiled kernels cannot be used at all.
     """
+    arithmetic = Arithmetic.of(numbers)
+    dtype = arithmetic.dtype
     other_type = None if dtype is torch.float32 else f"dtype {str(dtype).removeprefix('torch.')}"
     layers = problem or other_type
     reasons = {
         DECODES: problem or compiled_decodes.unsupported(dtype),
         PROMPTS: problem or compiled_prompts.unsupported(dtype),
-        ROPE: layers or (LATENT if shape.kv_shape[0] % 2 else _stored_otherwise(stored)),
+        ROPE: layers or (LATENT if shape.kv_shape[0] % 2 else _not_written(stored, arithmetic.kv_cache)),
         NORM: layers,
         ACTIVATION: layers,
     }
@@ -216,5 +221,9 @@ def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, b
     return unsupported(dtype, head_dim, shape.num_heads, pool_heads // 2)
 
 
-def _stored_otherwise(stored: KVCacheDType) -> str | None:
-    return None if stored is KVCacheDType.AUTO else f"keys and values are stored as {stored.value}"
+def _not_written(stored: KVCacheDType, plain_dtype: torch.dtype) -> str | None:
+    """Why the compiled kernel does not store keys and values so; None: it does."""
+    if stored is not KVCacheDType.AUTO:
+        return f"keys and values are stored as {stored.value}"
+    is_written = plain_dtype in KERNEL_POOLS
+    return None if is_written else f"keys and values are stored as {str(plain_dtype).removeprefix('torch.')}"

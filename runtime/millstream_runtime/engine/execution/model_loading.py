@@ -36,6 +36,7 @@ from millstream_runtime.engine.execution.graphs.buckets import Bucket
 from millstream_runtime.engine.execution.graphs.graphed_decodes import GraphCost, GraphedDecodes, GraphPlan
 from millstream_runtime.engine.execution.kernel_choice import (
     COMPILED_ATTENTION,
+    DENSE_LINEAR,
     SAMPLER,
     backend_of,
     choose_compiled,
@@ -43,7 +44,7 @@ from millstream_runtime.engine.execution.kernel_choice import (
 )
 from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
-from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config
+from millstream_runtime.engine.execution.shard_config import ShardConfig, resolve_shard_config, weights_reason
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice, LinearChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -249,10 +250,15 @@ def _choose_kernels(
     attends_by_triton = Backend.TRITON in (execution.backend, backend_of("attention", chosen))
     if shard_config.device.type != "cpu" or attends_by_triton:
         return chosen
-    compiled = choose_compiled(shape, dtype, stored, shard_config.policy.compiled_problem)
+    problem = shard_config.policy.compiled_problem
+    if problem is not None:
+        log.warning("no_compiled_kernels", problem=problem, effect="torch computes in their place, slower")
+    compiled = choose_compiled(shape, shard_config.arithmetic, stored, problem)
     if execution.backend is Backend.TORCH or execution.recorder is not None:
         # A graph holds operations of torch, and a replayed decode has attention of its own.
         compiled = tuple(choice for choice in compiled if choice.part in COMPILED_ATTENTION)
+    backend = Backend.NUMBA if shard_config.arithmetic.is_mixed else Backend.TORCH
+    compiled += (KernelChoice(DENSE_LINEAR, backend, weights_reason(config, shard_config)),)
     replaced = {choice.part for choice in compiled}
     return (*compiled, *(choice for choice in chosen if choice.part not in replaced))
 

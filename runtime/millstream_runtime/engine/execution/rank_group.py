@@ -97,5 +97,5 @@ def start_rank_group(config: RuntimeConfig) -> RankGroup:
 
     planned = PlannedRanks(0, config.tensor_parallel_size)
     shard_config = resolve_shard_config(config, planned)
-    expected_weights(shard_config.model_config, shard_config.dtype, planned)
+    expected_weights(shard_config.model_config, shard_config.arithmetic, planned)
     return Leader(config.tensor_parallel_size, shard_config.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from millstream_runtime.config import KVCacheDType, RuntimeConfig
+from millstream_runtime.config import DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs.buckets import Bucket, Buckets
@@ -22,10 +22,11 @@ from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, b
 from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
-from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.host_limits import claimed_bytes, container_limit_bytes, memory_limit_bytes
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.sampling.largest_sample import sample_largest
 from millstream_runtime.engine.scheduling.step_plan import MOST_STEP_DRAFTS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
@@ -54,29 +55,49 @@ def load(
     Raises:
         RuntimeFailure: OutOfMemory, CheckpointInvalid, or InvalidConfig where the model cannot be shared so.
     """
-    dtype, device = shard_config.dtype, shard_config.device
-    weight_bytes = expected_weights(shard_config.model_config, dtype, ranks).num_bytes
+    arithmetic, device = shard_config.arithmetic, shard_config.device
+    weight_bytes = expected_weights(shard_config.model_config, arithmetic, ranks).num_bytes
     limit_bytes = memory_limit_bytes() // ranks.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     whose = "" if ranks.size == 1 else f" on each of {ranks.size} ranks"
     too_large = RuntimeFailure(
         FailureReason.OUT_OF_MEMORY,
         f"The weights of {config.model} need {pool_size.gibibytes(weight_bytes)}{whose} as "
-        f"{str(dtype).removeprefix('torch.')}, but {pool_size.gibibytes(limit_bytes)} of memory is usable; give more "
-        "memory or a smaller dtype.",
+        f"{str(arithmetic.weights).removeprefix('torch.')}, but {pool_size.gibibytes(limit_bytes)} of memory is "
+        "usable; give more memory or a smaller dtype.",
     )
     if weight_bytes > limit_bytes:
         raise too_large
     copy_budget_bytes = 0
     if device.type == "cpu":
-        used_bytes = resident_bytes()
+        used_bytes = claimed_bytes()
         step_bytes = step_reserve_bytes(config, shard_config, ranks, limit_bytes, used_bytes + weight_bytes)
         copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, used_bytes, weight_bytes, step_bytes)
     try:
         return load_model(
-            shard_config.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes, kernels
+            shard_config.model_config,
+            Path(config.model),
+            arithmetic,
+            device,
+            ranks,
+            on_read,
+            copy_budget_bytes,
+            kernels,
+            may_round_activations=config.dtype is not DType.FLOAT32,
+            code=shard_config.policy.compiled_code,
+            product=shard_config.policy.bfloat16_product,
         )
     except torch.OutOfMemoryError:
         raise too_large from None
+    except (MemoryError, RuntimeError) as error:  # a CPU's allocator
+        if not is_out_of_memory(error):
+            raise
+        raise RuntimeFailure(
+            FailureReason.OUT_OF_MEMORY,
+            f"Memory ran out while the weights of {config.model} were read: they need "
+            f"{pool_size.gibibytes(weight_bytes)}{whose} as {str(arithmetic.weights).removeprefix('torch.')}, more for "
+            f"one layer while it is packed, and {pool_size.gibibytes(limit_bytes)} is the limit of the whole process; "
+            "give more memory or a smaller model.",
+        ) from None
 
 
 def request_blocks(config: RuntimeConfig, shard_config: ShardConfig) -> RequestBlocks:
@@ -124,6 +145,7 @@ def make_kv_cache(
         num_padding_blocks=num_padding_blocks,
         zeros=shard_config.policy.zeros,
         stored=config.kv_cache_dtype,
+        plain_dtype=shard_config.arithmetic.kv_cache,
         fp8_scales=read_kv_scales(Path(config.model), shape.num_layers) if is_fp8 else (),
     )
 
@@ -221,7 +243,7 @@ def size_pool(
     """
     shape = rank_config(shard_config.model_config, ranks)
     held = request_blocks(config, shard_config)
-    layer_token_bytes = _layer_token_bytes(config, shape, shard_config.dtype)
+    layer_token_bytes = _layer_token_bytes(config, shape, shard_config.arithmetic.kv_cache)
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
         budget,
@@ -232,12 +254,13 @@ def size_pool(
         max_model_len_is_explicit=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
         blocks_for=held.most,
+        planned_model_len=config.planned_model_len,
     )
 
 
-def _layer_token_bytes(config: RuntimeConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
-    """What one token keeps in one layer of this rank's pool."""
-    return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype.itemsize)
+def _layer_token_bytes(config: RuntimeConfig, shape: ModelConfig, plain_dtype: torch.dtype) -> int:
+    """What one token keeps in one layer of this rank's pool. `plain_dtype`: of numbers that are not quantized."""
+    return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, plain_dtype.itemsize)
 
 
 def step_reserve_bytes(
@@ -254,7 +277,7 @@ def step_reserve_bytes(
 def _cpu_budget(
     config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, draft_step_bytes: int
 ) -> pool_size.MemoryBudget:
-    limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, resident_bytes()
+    limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, claimed_bytes()
     step_bytes = max(_cpu_step_bytes(config, shard_config, ranks, limit_bytes - used_bytes), draft_step_bytes)
     is_container = container_limit_bytes() is not None
     return pool_size.cpu_budget(limit_bytes, used_bytes, step_bytes, is_container=is_container)
@@ -263,7 +286,7 @@ def _cpu_budget(
 def _cpu_step_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, free_bytes: int) -> int:
     """Return the bytes of the largest step, with contexts as long as `free_bytes` hold."""
     shape = rank_config(shard_config.model_config, ranks)
-    token_bytes = _layer_token_bytes(config, shape, shard_config.dtype) * shape.num_layers
+    token_bytes = _layer_token_bytes(config, shape, shard_config.arithmetic.kv_cache) * shape.num_layers
     return worst_step_bytes(
         shape,
         shard_config.dtype.itemsize,
@@ -271,6 +294,7 @@ def _cpu_step_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: Ran
         num_rows=sampled_rows(config),
         longest_tokens=min(shape.max_model_len, max(1, free_bytes // token_bytes)),
         kv_method=config.kv_cache_dtype.method,
+        is_kv_widened=shard_config.arithmetic.kv_cache is not shard_config.dtype,
     )
 
 

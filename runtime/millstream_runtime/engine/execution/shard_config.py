@@ -15,6 +15,7 @@ from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out, gguf_files_of
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.linear.shares import RankInfo
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS
@@ -30,8 +31,13 @@ class ShardConfig:
 
     model_config: ModelConfig  # of the whole model, with max_model_len as the configuration limits it
     device: torch.device
-    dtype: torch.dtype
+    arithmetic: Arithmetic
     policy: DevicePolicy
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self.arithmetic.dtype
 
 
 def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS) -> ShardConfig:
@@ -46,7 +52,7 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     require_format(model_config, device)
     _require_kv_format(config.kv_cache_dtype, device)
     policy = device_policy_for(device, ranks.size)
-    return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
+    return ShardConfig(model_config, device, arithmetic_of(config, model_config, device, policy), policy)
 
 
 def _with_asked_format(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
@@ -142,9 +148,93 @@ def _device(config: RuntimeConfig, ranks: RankInfo) -> torch.device:
     return torch.device("cuda", ranks.rank)
 
 
-def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+def arithmetic_of(
+    config: RuntimeConfig, model_config: ModelConfig, device: torch.device, policy: DevicePolicy
+) -> Arithmetic:
+    """Return the numbers of a model, the target's or a draft's by its own checkpoint.
+
+    A GPU has one type for all. A CPU computes in float32, and holds weights in 16 bits where they are asked for: half
+    the memory, and half the bytes that a decode reads. Keys and values are held so where products are rounded anyway.
+    """
+    wanted = _asked_dtype(config, model_config, device, policy)
+    if device.type != "cpu":
+        return Arithmetic.of(wanted)
+    if wanted is torch.float32 or policy.compiled_problem is not None:
+        return Arithmetic.of(torch.float32)
+    held = _held_dtype(model_config, wanted)
+    rounds = held is torch.bfloat16 and policy.bfloat16_product is not None
+    return Arithmetic(torch.float32, wanted, held if rounds else torch.float32, rounds_products=rounds)
+
+
+def draft_arithmetic(config: RuntimeConfig, target: ShardConfig, shape: ModelConfig) -> Arithmetic:
+    """Return the numbers of a draft model: the target's on a GPU. On a CPU its weights are held as its own checkpoint
+    has them, unless the target's are to be float32."""
+    if target.device.type != "cpu":
+        return target.arithmetic
+    own = config
+    if config.dtype not in (DType.AUTO, DType.FLOAT32):
+        stored = shape.checkpoint_dtype
+        own = replace(config, dtype=DType(stored) if stored in _TORCH_DTYPES else DType.FLOAT32)
+    return arithmetic_of(own, shape, target.device, target.policy)
+
+
+def weights_reason(config: RuntimeConfig, shard_config: ShardConfig) -> str:
+    """Why weights are held on a CPU as they are, in words for the log and `/ready`."""
+    held, problem = shard_config.arithmetic.weights, shard_config.policy.compiled_problem
+    policy = shard_config.policy
+    wanted = _asked_dtype(config, shard_config.model_config, shard_config.device, policy)
     if config.dtype is not DType.AUTO:
-        return _TORCH_DTYPES[config.dtype.value]
-    if device.type == "cpu":
+        asked = f"--dtype is {config.dtype.value}"
+    elif config.auto_dtype is not None:
+        asked = "the boot file is of a plan that counts them so"
+    elif _has_avx512() and not shard_config.arithmetic.rounds_products:
+        asked = "--dtype is auto, and float32 products use AVX-512 here, which those of 16-bit weights do not yet"
+        asked += f" ({policy.bfloat16_problem})" if policy.bfloat16_problem else ""
+    else:
+        asked = f"--dtype is auto, and the checkpoint is {shard_config.model_config.checkpoint_dtype}"
+    name = str(held).removeprefix("torch.")
+    if wanted is not held:
+        return f"weights are held in {name}: {asked}, but {problem}"
+    if shard_config.arithmetic.rounds_products:
+        return (
+            "weights are held in bfloat16, products of layers take and give bfloat16 (oneDNN), and activations and "
+            f"logits are float32: {asked}"
+        )
+    if shard_config.arithmetic.is_mixed:
+        by = f"; {policy.bfloat16_problem}" if held is torch.bfloat16 and policy.bfloat16_problem else ""
+        return f"weights are held in {name}, and products and activations are float32: {asked}{by}{_cost_of_holding()}"
+    return f"weights and products are {name}: {asked}"
+
+
+def _held_dtype(model_config: ModelConfig, wanted: torch.dtype) -> torch.dtype:
+    """Of most weights: a checkpoint of 16 bits keeps its own."""
+    stored = _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.float32)
+    return wanted if stored is torch.float32 else stored
+
+
+def _asked_dtype(
+    config: RuntimeConfig, model_config: ModelConfig, device: torch.device, policy: DevicePolicy
+) -> torch.dtype:
+    """What weights are to be held in."""
+    on_cpu = device.type == "cpu"
+    asked = config.auto_dtype if config.dtype is DType.AUTO and on_cpu and config.auto_dtype else config.dtype
+    if asked is not DType.AUTO:
+        return _TORCH_DTYPES[asked.value]
+    has_product = model_config.checkpoint_dtype == "bfloat16" and policy.bfloat16_product is not None
+    if on_cpu and _has_avx512() and not has_product:
         return torch.float32
-    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)
+    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.float32 if on_cpu else torch.bfloat16)
+
+
+def _cost_of_holding() -> str:
+    """What weights of 16 bits cost without oneDNN's product of them, in words."""
+    if not _has_avx512():
+        return ""
+    return "; prompts and large batches take up to twice as long as by --dtype float32, which takes twice the memory"
+
+
+def _has_avx512() -> bool:
+    """Whether oneDNN multiplies in float32 by vectors of 512 bits: steps of many rows are then up to twice as fast as
+    with the compiled product of 16-bit weights, whose vectors have 256. oneDNN's product of bfloat16 weights is twice
+    as fast again, where the CPU has instructions for it."""
+    return bool(torch.backends.cpu.get_cpu_capability() == "AVX512")

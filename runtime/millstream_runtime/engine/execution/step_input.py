@@ -12,9 +12,6 @@ import msgspec
 
 from millstream_runtime.engine.execution.graphs.buckets import Bucket
 
-# Fewer rows are not worth leaving out: a product of few rows takes the time that its weights take to read.
-LEAST_UNREAD_ROWS = 8
-
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """The block table of one sequence in a group of layers beyond the first."""
@@ -93,9 +90,12 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @property
     def reads_all_rows(self) -> bool:
-        """Whether the last layer computes all rows. A graph does, and so does a step that would leave out a few."""
-        num_unread = 0 if self.bucket is not None else sum(chunk.num_unread_rows for chunk in self.chunks)
-        return num_unread < min(LEAST_UNREAD_ROWS, max(1, len(self.token_ids)))
+        """Whether the last layer computes all rows. A graph does, and so does a step whose rows are all read.
+
+        A prompt's last row attends as a decode where others are left out. So how many a step leaves out may not decide:
+        they are other requests' rows, too, and would change the last bits of this one's logits.
+        """
+        return self.bucket is not None or not any(chunk.num_unread_rows for chunk in self.chunks)
 
     @property
     def last_layer_rows(self) -> list[int] | None:

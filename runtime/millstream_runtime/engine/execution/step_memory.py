@@ -46,20 +46,33 @@ def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int,
 
 
 def attention_bytes(
-    config: ModelConfig, dtype_bytes: int, *, longest_tokens: int, num_rows: int, kv_method: str = "None"
+    config: ModelConfig,
+    dtype_bytes: int,
+    *,
+    longest_tokens: int,
+    num_rows: int,
+    kv_method: str = "None",
+    is_kv_widened: bool = False,
 ) -> int:
-    """Return what attention takes at most, where a request has `longest_tokens`. `kv_method`: of the KV cache."""
+    """Return what attention takes at most, where a request has `longest_tokens`.
+
+    Args:
+        kv_method: of the KV cache.
+        is_kv_widened: whether it holds numbers of 16 bits for a model of 32.
+    """
     rows, elements = config.kv_shape
     token_bytes = rows * elements * dtype_bytes
     longest_copy_bytes = longest_tokens * token_bytes
     gathered_bytes = max(longest_copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * longest_copy_bytes))
-    more_bytes = dequantizing_bytes(kv_method, rows, elements, dtype_bytes)
+    more_bytes = dequantizing_bytes(kv_method, rows, elements, dtype_bytes) + is_kv_widened * token_bytes // 2
     gathered_bytes += gathered_bytes * more_bytes // token_bytes
     group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
     scores_bytes = 0 if config.has_plain_attention else SCORES_LIMIT_BYTES
-    compiled_bytes = prompt_bytes(config, dtype_bytes, kv_method) + decode_bytes(config, longest_tokens)
+    compiled_bytes = prompt_bytes(config, dtype_bytes, kv_method, is_kv_widened=is_kv_widened) + decode_bytes(
+        config, longest_tokens
+    )
     return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes) + compiled_bytes
 
 
@@ -73,10 +86,10 @@ def decode_bytes(config: ModelConfig, longest_tokens: int) -> int:
     return torch.get_num_threads() * numbers * FLOAT32_BYTES
 
 
-def prompt_bytes(config: ModelConfig, dtype_bytes: int, kv_method: str = "None") -> int:
+def prompt_bytes(config: ModelConfig, dtype_bytes: int, kv_method: str = "None", *, is_kv_widened: bool = False) -> int:
     """Return what all threads of the compiled kernel of prompts keep, whatever they attend to."""
     _, elements = config.kv_shape
-    is_copied = dtype_bytes != FLOAT32_BYTES or kv_method != "None"
+    is_copied = dtype_bytes != FLOAT32_BYTES or kv_method != "None" or is_kv_widened
     return torch.get_num_threads() * prompt_scratch_bytes(elements, elements, is_copied=is_copied)
 
 
@@ -88,10 +101,16 @@ def worst_step_bytes(
     num_rows: int,
     longest_tokens: int,
     kv_method: str = "None",
+    is_kv_widened: bool = False,
 ) -> int:
     """Return the memory of a step of `num_tokens` whose requests have up to `longest_tokens`."""
     activations = activations_bytes(config, dtype_bytes, num_tokens=num_tokens, num_rows=num_rows)
     attention = attention_bytes(
-        config, dtype_bytes, longest_tokens=longest_tokens, num_rows=num_rows, kv_method=kv_method
+        config,
+        dtype_bytes,
+        longest_tokens=longest_tokens,
+        num_rows=num_rows,
+        kv_method=kv_method,
+        is_kv_widened=is_kv_widened,
     )
     return activations + attention

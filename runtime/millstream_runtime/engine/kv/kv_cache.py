@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.config import KVCacheDType
-from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool, PlainPool
+from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool, NarrowPool, PlainPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.kv_formats import dequantizing_bytes
 from millstream_runtime.kv_layout import KVLayout, one_group
@@ -50,6 +50,7 @@ class KVCache:
         num_padding_blocks: int = 0,
         zeros: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None,
         stored: KVCacheDType = KVCacheDType.AUTO,
+        plain_dtype: torch.dtype | None = None,
         fp8_scales: Sequence[tuple[float, float]] = (),
     ) -> None:
         """Allocate the pool, zeroed.
@@ -58,7 +59,7 @@ class KVCache:
             dtype: of the model's arithmetic.
             layout: by default one group of all layers.
             zeros: `zeros(shape, dtype)` allocates a tensor; `torch.zeros` on `device` by default.
-            stored: how numbers are stored; AUTO: in `dtype`.
+            stored: how numbers are stored; AUTO: in `plain_dtype`, which is `dtype` by default.
             fp8_scales: of keys and of values, by layer; () is 1 for all.
         """
         self.layout = layout if layout is not None else one_group(config.num_layers, None)
@@ -75,7 +76,7 @@ class KVCache:
             tensors = range(self.layout.layers_per_group)
             return [torch.zeros(shape, dtype=of, device=device) if zeros is None else zeros(shape, of) for _ in tensors]
 
-        heads = allocate(_CODE_DTYPES.get(stored, dtype), head_dim)
+        heads = allocate(_CODE_DTYPES.get(stored, plain_dtype or dtype), head_dim)
         scales = allocate(torch.float16) if stored is KVCacheDType.INT8 else []
         self._stored = [*heads, *scales]
         self._by_block = [_by_block(tensor, block_size_tokens) for tensor in self._stored]
@@ -92,12 +93,12 @@ class KVCache:
             return Int8Pool(heads, self._int8_scales[layer], dtype)
         if self.stored is KVCacheDType.FP8:
             return Fp8Pool(heads, dtype, self._fp8_scales[layer] if self._fp8_scales else None, self._ones)
-        return PlainPool(heads)
+        return PlainPool(heads) if heads.dtype is dtype else NarrowPool(heads, dtype)
 
     @property
     def is_in_place(self) -> bool:
         """Whether numbers can be read where they are stored."""
-        return self.stored is KVCacheDType.AUTO
+        return self.heads[0].dtype is self.like.dtype
 
     @property
     def token_bytes(self) -> int:
@@ -109,6 +110,8 @@ class KVCache:
         """What a copy of one token in one layer takes while it is made: the numbers, and what they are made of."""
         heads, _, head_dim = self.heads[0].shape
         more_bytes = dequantizing_bytes(self.stored.method, heads, head_dim, self.like.element_size())
+        if self.stored is KVCacheDType.AUTO and not self.is_in_place:
+            more_bytes = heads * head_dim * self.heads[0].element_size()
         return self.token_bytes + more_bytes
 
     @property

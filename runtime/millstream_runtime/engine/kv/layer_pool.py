@@ -67,6 +67,38 @@ class PlainPool:
         return self.in_place.view(-1, block_size_tokens * self.in_place.shape[2]).index_select(0, places)
 
 
+class NarrowPool:
+    """Numbers in fewer bits than the model computes with: rounded once, when they are stored."""
+
+    def __init__(self, heads: Tensor, dtype: torch.dtype) -> None:
+        """`dtype`: of the numbers that are read."""
+        self._heads = heads
+        self._dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        heads, slots, head_dim = self._heads.shape
+        return heads, slots, head_dim
+
+    @property
+    def in_place(self) -> Tensor:
+        raise RuntimeError("a KV cache of fewer bits has no numbers to read in place")
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        return self._heads, None
+
+    def write(self, slots: Tensor, key_value: Tensor) -> None:
+        self._heads.index_copy_(1, slots, key_value.transpose(0, 1).to(self._heads.dtype))
+
+    def between(self, first_slot: int, end_slot: int) -> Tensor:
+        return self._heads[:, first_slot:end_slot].to(self._dtype)
+
+    def runs(self, places: Tensor, block_size_tokens: int) -> Tensor:
+        runs = self._heads.view(-1, block_size_tokens * self._heads.shape[2]).index_select(0, places)
+        return runs.to(self._dtype)
+
+
 class _QuantizedPool:
     """Codes of one byte, `[heads, slots, D]`."""
 

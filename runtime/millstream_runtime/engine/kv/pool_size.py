@@ -144,16 +144,18 @@ def size_pool(
     max_model_len_is_explicit: bool,
     max_num_seqs: int,
     blocks_for: Callable[[int], int] | None = None,
+    planned_model_len: int | None = None,
 ) -> PoolSize:
     """Blocks of the pool: `asked_bytes` or what the budget leaves.
 
     Args:
         blocks_for: the most blocks that a request of so many tokens holds at any time; by default one for every
             `block_size_tokens`.
+        planned_model_len: tokens of one request that a plan has room for.
 
     Raises:
-        RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
-            or when not even one block fits.
+        RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for, when
+            one of `planned_model_len` does not, or when not even one block fits.
     """
     if blocks_for is None:
         blocks_for = partial(_blocks_for, block_size_tokens=block_size_tokens)
@@ -165,13 +167,23 @@ def size_pool(
     if num_blocks >= blocks_per_request:
         return PoolSize(num_blocks, max_model_len)
     fits_tokens = bisect.bisect_right(range(max_model_len), num_blocks, lo=1, key=blocks_for) - 1
-    if fits_tokens >= block_size_tokens and not max_model_len_is_explicit:
+    is_enough = fits_tokens >= max(block_size_tokens, min(planned_model_len or 1, max_model_len))
+    if is_enough and not max_model_len_is_explicit:
         return PoolSize(num_blocks, fits_tokens)
     source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(budget)
+    if planned_model_len is not None and fits_tokens >= block_size_tokens and not max_model_len_is_explicit:
+        raise RuntimeFailure(
+            FailureReason.OUT_OF_MEMORY,
+            f"The KV cache holds a request of {fits_tokens} tokens, but {planned_model_len} were planned "
+            f"(--planned-model-len): {source}; give more memory "
+            "(podTemplate.spec.containers[runtime].resources.limits.memory), or name a length that is enough "
+            "(--max-model-len, spec.engine.maxModelLen).",
+        )
     raise RuntimeFailure(
         FailureReason.OUT_OF_MEMORY,
         f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
-        f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len or give more memory.",
+        f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len (engine.maxModelLen), or give more "
+        "memory (podTemplate.spec.containers[runtime].resources.limits.memory; on a GPU a larger one).",
     )
 
 

@@ -19,6 +19,7 @@ from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.sampling.sampler import greedy
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.medusa.medusa_heads import (
@@ -39,9 +40,9 @@ class MedusaShard(DraftShard):
 
     shape: MedusaShape
 
-    def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+    def token_bytes(self, config: RuntimeConfig) -> int:
         """What the target's hidden state takes of one token."""
-        return self.model_config.hidden_size * dtype_bytes
+        return self.model_config.hidden_size * self.arithmetic.dtype.itemsize
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -95,7 +96,7 @@ def resolve_medusa(config: RuntimeConfig, target: ShardConfig) -> MedusaShard | 
     _require_tree_fits(config, model, shape)
     weight_bytes = expected_medusa_weights(shape, model.hidden_size, model.vocab_size, target.dtype).num_bytes
     draft_shard.require_fit(config, target, weight_bytes)
-    return MedusaShard(folder, model, model.max_model_len + 1, weight_bytes, shape)
+    return MedusaShard(folder, model, model.max_model_len + 1, weight_bytes, Arithmetic.of(target.dtype), shape)
 
 
 def load(config: RuntimeConfig, target: ShardConfig, heads: MedusaShard) -> MedusaHeads:

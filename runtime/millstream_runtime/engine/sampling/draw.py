@@ -1,9 +1,10 @@
 """Weights -> one token of each row, cut by min-p, then top-k, then top-p of what is left.
 
 Nothing here sorts a vocabulary where it can be helped: 16 rows of 49,152 take longer to sort than everything else that
-sampling does. Top-k wants its k highest only. On a CPU top-p needs no nucleus to draw from it (`draw_on_host`). On a
-GPU, where a step may wait for nothing, the nucleus is cut from a sorted row, or from the k highest where the row has a
-top_k.
+sampling does. Top-k wants its k highest only. Top-p needs no nucleus to draw from it: a token is drawn from all, and
+again from what is above it, until it stands. `draw_on_host` is the rule; `redraws`, for a GPU, where a step may wait
+for nothing, draws the same tokens. Speculation compares with the nucleus itself: it is cut from a sorted row, or from
+the k highest where the row has a top_k.
 
 A filter is computed for the rows that ask for it: a row without one is neither sorted nor searched for another's sake.
 
@@ -13,7 +14,7 @@ vocabulary decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
@@ -23,10 +24,8 @@ from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling.draw_on_host import draw_rows
+from millstream_runtime.engine.sampling.redraws import Numbers, draw_by_redraws
 from millstream_runtime.engine.transfer import on_device
-
-Numbers = Callable[[int, int], float]
-"""(row, attempt) -> a uniform number in [0, 1) that depends on nothing else in the batch."""
 
 _SUMS_AT_ONCE = 1 << 16  # 512 KiB
 
@@ -40,9 +39,7 @@ def draw(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tens
     _cut_top_k(weights, params)
     if weights.device.type == "cpu":
         return torch.tensor(draw_on_host(weights, params, numbers), dtype=torch.int64)
-    if any(one.top_p < 1 for one in params):
-        cut_nuclei(weights, params)
-    return draw_from(weights, [numbers(row, 0) for row in range(len(params))])
+    return draw_by_redraws(weights, [one.top_p for one in params], numbers)
 
 
 def cut(weights: Tensor, params: Seq[SamplingParams]) -> None:
@@ -51,11 +48,6 @@ def cut(weights: Tensor, params: Seq[SamplingParams]) -> None:
     _cut_top_k(weights, params)
     if any(one.top_p < 1 for one in params):
         cut_nuclei(weights, params)
-
-
-def draw_from(weights: Tensor, numbers: Seq[float]) -> Tensor:
-    """`weights` `[R, vocab]`, cut, to token ids `[R]` int64, by a number in [0, 1) for each row."""
-    return _invert(weights.cumsum(dim=-1, dtype=torch.float64), numbers)
 
 
 def draw_on_host(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> list[int]:
@@ -162,9 +154,3 @@ def _rows(weights: Tensor, rows: list[int]) -> Iterator[Tensor]:
     some = weights.index_select(0, place)
     yield some
     weights.index_copy_(0, place, some)
-
-
-def _invert(cumulative: Tensor, shares: Seq[float]) -> Tensor:
-    """The first index whose cumulative weight exceeds a row's share of the total: never one of weight 0."""
-    target = on_device(shares, cumulative.device, torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=cumulative.shape[-1] - 1)

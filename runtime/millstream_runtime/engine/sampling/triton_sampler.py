@@ -1,7 +1,7 @@
 """Tokens of changed logits, and log-probabilities, by Triton kernels that sort nothing: `millstream_kernels.sampling`.
 
-A seed means the same as with torch: the same uniform numbers, bit for bit, and the same order of the draw. A `top_p` is
-drawn from the cut nucleus, as torch does on a GPU.
+A seed means the same as with torch: the same uniform numbers, bit for bit, the same order of the draw, and for `top_p`
+the same redraws (`draw_on_host`).
 
 Importing this imports triton: only an engine that chose the kernel does (`execution.kernel_choice`).
 """
@@ -33,8 +33,8 @@ def choose_tokens(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
         """One copy to the device, each vector at a multiple of 16 bytes."""
         return [one[:count] for one in on_device([[*column, *padding] for column in columns], device, dtype)]
 
-    floats = [[one.temperature for one in params], [one.top_p for one in params], [one.min_p for one in params]]
-    temperatures, top_p, min_p = vectors(floats, torch.float32)
+    temperatures, min_p = vectors([[one.temperature for one in params], [one.min_p for one in params]], torch.float32)
+    (top_p,) = vectors([[one.top_p for one in params]], torch.float64)
     (top_k,) = vectors([[min(one.top_k, LARGEST_TOP_K) for one in params]], torch.int32)
     seeds, positions = vectors([[_signed(row.seed) for row in rows], [row.position for row in rows]], torch.int64)
     return sample_tokens(logits, SamplingRows(temperatures, top_k, top_p, min_p, seeds, positions))

@@ -86,6 +86,11 @@ class BlockManager:
         """Blocks that no sequence holds."""
         return self._pool.num_free_blocks
 
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether full blocks are found again after their sequence has given them up."""
+        return self._cache is not None
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` take in a table."""
         return -(-num_tokens // self.block_size_tokens)
@@ -123,9 +128,9 @@ class BlockManager:
         first_seen = num_tokens - max(self.window_tokens, LEAST_WINDOW_TOKENS) + 1
         return max(0, first_seen) // self.block_size_tokens
 
-    def is_held(self, block: int) -> bool:
-        """Whether any sequence holds the block."""
-        return self._pool.num_holders[block] > 0
+    def is_held(self, block: int, num_released: int = 0) -> bool:
+        """Whether any sequence holds the block, after `num_released` holders are preempted."""
+        return self._pool.num_holders[block] > num_released
 
     def held_by(self, sequence: Sequence) -> list[int]:
         """Blocks that a sequence holds."""

@@ -6,7 +6,8 @@ a prompt that takes longer enters chunk by chunk. The bound is on time, not on t
 depends on the model, the machine and the context it attends to, so it is measured.
 
 Where the target is a default and several prompts wait, the bound grows with the prompts per answer, up to 16 decode
-steps: in a burst few answers wait a little, and many first tokens come sooner.
+steps and a quarter of a second: in a burst few answers wait a little, and many first tokens come sooner. A large model,
+whose decode steps are slow, keeps to about three of them.
 
 A step of prompts alone makes no answer wait, but whoever comes meanwhile: it has the same bound, by what such steps
 take themselves. They compute at another efficiency than prompts beside decodes.
@@ -25,6 +26,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from millstream_runtime.engine.request import PromptPace
 from millstream_runtime.engine.scheduling.decode_times import DecodeTimes
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, StepLoad, work
 from millstream_runtime.engine.scheduling.step_plan import Chunk
@@ -33,6 +35,7 @@ from millstream_runtime.models.config.model_config import ModelConfig
 LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target
 MOST_RATIO = 16.0  # the same while several prompts wait and the target is a default
 CROWD_GROWTH = 3.0  # of the bound, by a waiting prompt per answer
+MOST_CROWD_SECONDS = 0.25  # of such a step, unless LEAST_RATIO allows more: a gap that a reader hardly notices
 MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
 MIXED_STEPS_THAT_AGE_DECODES = 4  # so many at least between two decode steps that are there to be timed
 DOUBTFUL_CHANGE = 1.5  # of what prompts seem to cost, since decodes were last timed
@@ -68,9 +71,13 @@ class _PromptSteps:
         self.work_work = DECAY * self.work_work + step.prompt_work**2
         self.largest_work = max(self.largest_work, step.prompt_work)
 
+    def seconds_per_work(self) -> float:
+        """0 where none was timed."""
+        return self.seconds_work / self.work_work if self.work_work else 0.0
+
     def work_within(self, seconds: float) -> float:
         """FIRST_WORK at least, since a step reads all weights, however little it computes."""
-        predicted = seconds * self.work_work / self.seconds_work if self.seconds_work else 0.0
+        predicted = seconds / self.seconds_per_work() if self.seconds_work else 0.0
         return max(FIRST_WORK, min(GROWTH_LIMIT * self.largest_work, predicted))
 
 
@@ -100,6 +107,23 @@ def pace_for(asked: int | None, default: int | None, before: Pace | None, config
     return pace
 
 
+def longest_step_seconds(
+    target_itl_seconds: float, decode_seconds: float, load: StepLoad, *, is_objective: bool = False
+) -> float:
+    """Return how long a step with prompts may last. A slower decode step or one more prompt never lowers it.
+
+    Args:
+        decode_seconds: what the step's decodes take without prompts, as measured.
+        is_objective: somebody has asked for the target, so prompts give way to answers however many prompts wait.
+    """
+    longest = max(target_itl_seconds, LEAST_RATIO * decode_seconds)
+    if is_objective or not load.num_decodes:
+        return longest
+    crowd = max(0, load.num_prompts - 1)
+    ratio = min(MOST_RATIO, LEAST_RATIO * (1 + CROWD_GROWTH * crowd / load.num_decodes))
+    return max(longest, min(MOST_CROWD_SECONDS, ratio * decode_seconds))
+
+
 class Pace:
     """Learns how long steps take. `observe` after each, `budget` before each."""
 
@@ -120,6 +144,12 @@ class Pace:
         self._largest_work = 0.0
         self._mixed_steps = 0  # since the last decode step
         self._cost_at_decode = 0.0  # seconds a unit of work seemed to take when a decode step was last timed
+        self._chosen: PromptPace | None = None
+
+    @property
+    def chosen(self) -> PromptPace | None:
+        """What was chosen last for a step that prompts share; None before the first."""
+        return self._chosen
 
     def step_time(self, chunks: Iterable[Chunk]) -> StepTime:
         """What a step is about to compute, its seconds still 0."""
@@ -157,7 +187,24 @@ class Pace:
         """Return what the next step, if it has decodes or several prompts, may compute of prompts."""
         if self._must_time_decodes():  # one token of a prompt costs what a decode costs
             return PromptBudget(load.max_tokens, 1.0, self._balance_tokens, least_tokens=1)
-        return PromptBudget(load.max_tokens, self._allowed_work(load), self._balance_tokens)
+        longest = self._longest_step_seconds(load)
+        budget = PromptBudget(load.max_tokens, self._allowed_work(load, longest), self._balance_tokens)
+        self._chosen = self._report(load, budget, longest)
+        return budget
+
+    def _longest_step_seconds(self, load: StepLoad) -> float:
+        decode_seconds = self._decodes.seconds(load.num_decodes)
+        return longest_step_seconds(self.target_itl_seconds, decode_seconds, load, is_objective=self.is_objective)
+
+    def _report(self, load: StepLoad, budget: PromptBudget, longest_seconds: float) -> PromptPace:
+        cost = self._seconds_per_work() if load.num_decodes else self._prompts_alone.seconds_per_work()
+        return PromptPace(
+            target_itl_seconds=self.target_itl_seconds,
+            longest_step_seconds=longest_seconds,
+            chunk_tokens=max(budget.tokens_behind(0), min(budget.least_tokens, budget.tokens)),
+            decode_step_seconds=self._decodes.seconds(load.num_decodes),
+            prompt_tokens_per_second=1 / cost if cost else 0.0,
+        )
 
     def _must_time_decodes(self) -> bool:
         """Whether what decodes take is in doubt: long not timed, or prompts seem to cost something else since then.
@@ -170,23 +217,14 @@ class Pace:
         change = self._seconds_per_work() / self._cost_at_decode if self._cost_at_decode else math.inf
         return self._mixed_steps >= MIXED_STEPS_PER_DECODE_STEP or not 1 / DOUBTFUL_CHANGE < change < DOUBTFUL_CHANGE
 
-    def _allowed_work(self, load: StepLoad) -> float:
+    def _allowed_work(self, load: StepLoad, longest_seconds: float) -> float:
         if not load.num_decodes and self._prompts_alone.work_work:
-            bound = max(self.target_itl_seconds, LEAST_RATIO * self._decodes.seconds(0))
-            return self._prompts_alone.work_within(bound)
+            return self._prompts_alone.work_within(longest_seconds)
         most = max(FIRST_WORK, GROWTH_LIMIT * self._largest_work)
         cost = self._seconds_per_work()
         if not cost:  # nothing timed, or by a clock too coarse to see a chunk
             return most if not self._work_work else math.inf
-        decode = self._decodes.seconds(load.num_decodes)
-        return min(most, (max(self.target_itl_seconds, self._ratio(load) * decode) - decode) / cost)
-
-    def _ratio(self, load: StepLoad) -> float:
-        """Decode steps that this step may last: more while a crowd waits, since few answers wait for many."""
-        if self.is_objective or not load.num_decodes:
-            return LEAST_RATIO
-        crowd = max(0, load.num_prompts - 1)
-        return min(MOST_RATIO, LEAST_RATIO * (1 + CROWD_GROWTH * crowd / load.num_decodes))
+        return min(most, (longest_seconds - self._decodes.seconds(load.num_decodes)) / cost)
 
     def _seconds_per_work(self) -> float:
         """What prompts have cost of late; 0 where none was timed."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.fair_queue import FairQueue, order_of
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import (
@@ -35,7 +36,7 @@ class Scheduler:
     def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self._blocks = blocks
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._waiting: list[Sequence] = []  # in order
+        self._waiting = FairQueue()
         self.running: list[Sequence] = []  # in order
         self._free_rows = Rows(max_num_seqs)
         self.num_preemptions_total = 0
@@ -59,14 +60,14 @@ class Scheduler:
         cached_tokens = len(self._blocks.match_prefix(sequence)) * self._blocks.block_size_tokens
         uncached_tokens = len(sequence.token_ids) - cached_tokens
         sequence.order = queue_order(sequence.arrival, sequence.request.priority, uncached_tokens)
-        bisect.insort(self._waiting, sequence, key=_order)
+        self._waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, running or waiting, and take its blocks back at once."""
         if not sequence.request.is_heartbeat:
             self.ended_by_preemptions[sequence.num_preemptions] += 1
         if sequence.row is None:
-            del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
+            self._waiting.remove(sequence)
         else:
             self._release(sequence)
 
@@ -95,6 +96,7 @@ class Scheduler:
         """
         for sequence in plan.preempted:
             self._preempt(sequence)
+        self._waiting.count_recomputed(plan.recomputed_tokens)
         for (
             sequence,
             hits,
@@ -120,6 +122,7 @@ class Scheduler:
         """Count the chunks' known tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens - len(sequence.draft_ids)
+            self._waiting.count(sequence)
             if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
                 self._blocks.free_outside_window(sequence)
 
@@ -134,6 +137,7 @@ class Scheduler:
     def count_accepted(self, sequence: Sequence) -> None:
         """Count the first known token that is not computed as computed: it was a draft of the step that is read."""
         sequence.num_computed_tokens += 1
+        sequence.num_counted_tokens = max(sequence.num_counted_tokens, sequence.num_computed_tokens)
         self._blocks.publish(sequence, sequence.num_computed_tokens)
         if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
             self._blocks.free_outside_window(sequence)
@@ -163,9 +167,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Move a sequence from waiting to running, with the cached blocks that were found for it."""
-        del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
+        self._waiting.remove(sequence)
         sequence.row = self._free_rows.allocate(self._blocks.row_of_hits(hits))
-        bisect.insort(self.running, sequence, key=_order)
+        bisect.insort(self.running, sequence, key=order_of)
         self._blocks.attach_cached(sequence, hits)
 
     def _allocate_admitted(self, sequence: Sequence, num_tokens: int) -> int:
@@ -177,6 +181,7 @@ class Scheduler:
         self._blocks.attach_cached(sequence, self._blocks.match_prefix(sequence, start_block=len(sequence.block_table)))
         self._blocks.allocate(sequence, len(sequence.token_ids))
         hit_tokens = sequence.num_computed_tokens
+        sequence.num_counted_tokens = max(sequence.num_counted_tokens, hit_tokens)
         self.recomputed_tokens_total += max(0, sequence.num_lost_tokens - hit_tokens)
         if not sequence.num_lost_tokens and sequence.uses_prefix_cache:
             sequence.num_cached_tokens = hit_tokens
@@ -191,17 +196,12 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
         self.num_preemptions_total += 1
-        bisect.insort(self._waiting, sequence, key=_order)
+        self._waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.row is None:
             raise ValueError(f"request {sequence.request.request_id} is not running")
         self._blocks.free(sequence)
-        del self.running[bisect.bisect_left(self.running, _order(sequence), key=_order)]
+        del self.running[bisect.bisect_left(self.running, order_of(sequence), key=order_of)]
         self._free_rows.release(sequence.row, is_cached=self._blocks.region_is_cached(sequence.row))
         sequence.row = None
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    """Sort key: the order, then the arrival."""
-    return sequence.order, sequence.arrival

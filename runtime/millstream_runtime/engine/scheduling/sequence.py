@@ -65,6 +65,7 @@ class Sequence:
     num_published_blocks: int = 0  # first blocks of the table that were published to the prefix cache
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_lost_tokens: int = 0  # computed before the last preemption
+    num_counted_tokens: int = 0  # first tokens that count as served, or need not be: see `fair_queue`
     num_preemptions: int = 0
     num_releases: int = 0  # how often all its blocks were given up: by preemptions, and where keys became stale
     scheduled_at_seconds: float | None = None  # first admission, by the engine's clock

@@ -6,21 +6,24 @@ starts again, and a prefix-cache hit starts further on.
 
 `schedule(state) -> plan` has no torch, no clock and no randomness, and changes nothing.
 
-No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence in order is
-never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start and a bounded
-delay of long prompts (see `waiting_order`), room in the pool is given in that order, `prompt_budget` divides each step
-so that long and short prompts do not block each other, and after finitely many arrivals every newcomer comes behind.
+No deadlock: the pool holds at least one sequence of the greatest length, and where the pool is short the first running
+sequence in order is never preempted, so it ends; for a turn it may be, by one that goes on instead. No starvation:
+clients take turns (see `fair_queue`); within a client the order is the arrival plus the priority's head start and a
+bounded delay of long prompts (see `waiting_order`), so after finitely many arrivals every newcomer comes behind. Room
+in the pool is given in that order, and `prompt_budget` divides each step so that long and short prompts do not block
+each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.fair_queue import QUANTUM_TOKENS, FairQueue, Turns
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, StepLoad, divide
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
@@ -56,11 +59,11 @@ def tokens_alone(load: StepLoad) -> PromptBudget:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """All that a plan depends on. `running` and `waiting` are sorted by `Sequence.order`."""
+    """All that a plan depends on. `running` is sorted by `Sequence.order`."""
 
     blocks: BlockManager
     running: list[Sequence]
-    waiting: list[Sequence]
+    waiting: FairQueue
     num_free_rows: int
     max_num_batched_tokens: int
     budget_of: BudgetOf = tokens_alone  # for the prompts of a step that others share
@@ -75,6 +78,7 @@ class StepPlan:
     admitted: dict[Sequence, list[int]] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)  # that decodes check; `chunks` count them
+    recomputed_tokens: int = 0  # of the preempted that give way to another client
 
     @property
     def num_tokens(self) -> int:
@@ -142,7 +146,8 @@ class _PlanBuilder:
         hits: dict[Sequence, list[int]] = {}
         if not self.plan.preempted:  # the preempted must not return by preempting another
             hits = self._reserve_for_waiting(budget, needs)
-        for sequence, num_tokens in divide(budget, needs).items():
+            needs = [need for need in needs if need.sequence not in self._preempted]
+        for sequence, num_tokens in divide(budget, self._in_turns(needs)).items():
             self.plan.chunks[sequence] = num_tokens
             if sequence in hits:
                 self.plan.admitted[sequence] = hits[sequence]
@@ -176,23 +181,24 @@ class _PlanBuilder:
         """Add the waiting for whom there is a row and blocks to `needs`, in order, until the budget is used.
 
         Room is set aside for each, also for a long prompt that has no chunk in this step: those behind it that have one
-        take nothing that it needs. The first for whom there is no room waits for it, and nothing overtakes it. Returns
-        the cached blocks of each.
+        take nothing that it needs. The first for whom there is no room waits for it, or gets that of a client that was
+        served more, and nothing overtakes it. Returns the cached blocks of each.
         """
         short = [need for need in needs if not budget.is_long(need)]
         tokens_left = budget.tokens - sum(need.num_tokens for need in short)
         work_left = budget.work - sum(budget.cost(need.num_tokens, need.context_tokens) for need in short)
         admissible: dict[Sequence, list[int]] = {}
-        for sequence in self._state.waiting:
-            if tokens_left <= 0 or work_left <= 0:
-                break
+        turns = self._state.waiting.turns(_tokens_by_client(needs))
+        while tokens_left > 0 and work_left > 0 and (sequence := turns.head) is not None:
             hits = self._reserve(sequence, is_first=not self._state.running and not admissible)
             if hits is None:
+                self._preempt_for(sequence)
                 break
             context_tokens = len(hits) * self._blocks.block_size_tokens
             need = PromptNeed(sequence, len(sequence.token_ids) - context_tokens, context_tokens)
             needs.append(need)
             admissible[sequence] = hits
+            turns.take(need.num_tokens)
             if not budget.is_long(need):
                 tokens_left -= need.num_tokens
                 work_left -= budget.cost(need.num_tokens, context_tokens)
@@ -215,6 +221,20 @@ class _PlanBuilder:
         self._reused.update(reused)
         return hits
 
+    def _in_turns(self, needs: list[PromptNeed]) -> list[PromptNeed]:
+        """Merge the prompts of several clients by turns, so that no client's prompts fill a step before another's."""
+        by_client: dict[str, list[Sequence]] = {}
+        for need in needs:
+            by_client.setdefault(need.sequence.request.client, []).append(need.sequence)
+        if len(by_client) <= 1:
+            return needs
+        need_of = {need.sequence: need for need in needs}
+        turns, merged = Turns(by_client.values(), self._state.waiting.served_tokens), []
+        while (sequence := turns.head) is not None:
+            merged.append(need_of[sequence])
+            turns.take(need_of[sequence].num_tokens)
+        return merged
+
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Set the blocks of all known tokens of a running sequence aside, preempting others where the pool is short.
 
@@ -233,9 +253,65 @@ class _PlanBuilder:
         return True
 
     def _victim(self) -> Sequence:
-        """The least urgent, then the least computed (cheapest to compute again), then the last; never the first."""
+        """Of the client that was served most, or else holds most, the least urgent, then the least computed (cheapest
+        to compute again), then the last; never the first of all that run."""
         first, *others = (one for one in self._state.running if one not in self._preempted)
-        return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.order), default=first)
+        held = Counter[str]()
+        for one in self._state.running:
+            held[one.request.client] += one.num_computed_tokens
+        return min(others, key=lambda one: self._cheapness(one, held), default=first)
+
+    def _cheapness(self, one: Sequence, held: Mapping[str, int]) -> tuple[int, ...]:
+        request = one.request
+        served_tokens = self._state.waiting.served_tokens(request.client)
+        by_client = (-served_tokens, -held[request.client])
+        return (*by_client, -request.priority, one.num_computed_tokens, -one.order)
+
+    def _preempt_for(self, sequence: Sequence) -> None:
+        """Preempt for a waiting sequence whose client is behind, so that the next step has room for it.
+
+        Victims are of clients that have more rows and were served QUANTUM_TOKENS more. Nothing is preempted while an
+        answer ends by itself, nor if it does not make enough room, nor where too much would be computed again.
+        """
+        running, client = self._state.running, sequence.request.client
+        rows = Counter(one.request.client for one in running)
+        if rows[client] == len(running) or any(one.is_complete for one in running):
+            return
+        served_tokens = self._state.waiting.served_tokens
+        least_served = served_tokens(client) + QUANTUM_TOKENS
+        candidates = [one for one in running if served_tokens(one.request.client) >= least_served]
+        candidates.sort(key=lambda one: self._cheapness(one, rows))
+        hits = self._blocks.match_prefix(sequence)
+        victims: list[Sequence] = []
+        recomputed_tokens, blocks_left, released = 0, self._blocks_left, self._released.copy()
+        for victim in candidates:
+            if rows[victim.request.client] <= rows[client]:
+                continue
+            victims.append(victim)
+            rows[victim.request.client] -= 1
+            recomputed_tokens += self._recomputed_tokens(victim)
+            blocks_left += self._taken.get(victim, 0) + self._blocks.freed_by(victim, released)
+            released.update(self._blocks.held_by(victim))
+            if self._needed_blocks(sequence, hits, released) <= blocks_left:
+                break
+        else:
+            return
+        if self._state.waiting.may_recompute(recomputed_tokens):
+            self.plan.recomputed_tokens = recomputed_tokens
+            for victim in victims:
+                self._preempt(victim)
+
+    def _needed_blocks(self, sequence: Sequence, hits: list[int], released: Mapping[int, int]) -> int:
+        """Return how many free blocks an admission takes once the holders in `released` are preempted."""
+        unheld = sum(not self._blocks.is_held(block, released.get(block, 0)) for block in self._blocks.held_hits(hits))
+        needed = self._blocks.fresh_blocks(sequence, hits) + unheld + watermark_blocks(self._blocks)
+        return min(needed, self._blocks.num_blocks)  # alone in the pool it needs no watermark
+
+    def _recomputed_tokens(self, victim: Sequence) -> int:
+        """Return how much of a sequence is computed again after a preemption, if its cached blocks are still there."""
+        if not self._blocks.has_prefix_cache or not victim.uses_prefix_cache:
+            return victim.num_computed_tokens
+        return max(0, victim.num_computed_tokens - victim.num_published_blocks * self._block_size_tokens)
 
     def _preempt(self, victim: Sequence) -> None:
         self._tokens_left += self.plan.chunks.pop(victim, 0)
@@ -248,3 +324,10 @@ class _PlanBuilder:
 def watermark_blocks(blocks: BlockManager) -> int:
     """Return how many blocks stay free for running sequences."""
     return max(1, blocks.num_blocks * WATERMARK_PERCENT // 100)
+
+
+def _tokens_by_client(needs: Iterable[PromptNeed]) -> Counter[str]:
+    tokens = Counter[str]()
+    for need in needs:
+        tokens[need.sequence.request.client] += need.num_tokens
+    return tokens

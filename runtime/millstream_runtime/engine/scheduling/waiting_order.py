@@ -1,4 +1,4 @@
-"""In which order prompts wait for their first step: aged shortest-prompt-first.
+"""In which order the prompts of one client wait for their first step: aged shortest-prompt-first.
 
     order = arrival + 64 × priority + delay(tokens to compute)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from millstream_runtime.engine.sampling import rejection
-from millstream_runtime.engine.sampling.draw import draw_from
+from millstream_runtime.engine.sampling.redraws import draw_from
 from millstream_runtime.engine.sampling.rejection import Proposal
 from millstream_runtime.engine.sampling.sampler import SamplingRow, filtered_weights, greedy, uniform
 from millstream_runtime.engine.scheduling.sequence import Sequence

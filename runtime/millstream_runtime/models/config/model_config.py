@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_runtime.context_limit import extended_context_tokens
-from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.kv_layout import longest_window
 from millstream_runtime.layer_windows import WindowError, Windows, layer_windows
 from millstream_runtime.model_families import windows_of_architecture
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
 from millstream_runtime.quantization_config.scheme import QuantizationScheme, read_scheme
+from millstream_runtime.tokenizing.folder.folder_text import end_token_ids
 
 LAYERS_LIMIT = 1024
+
+
+OTHER_NAMES_OF_ACTIVATIONS = {"swish": "silu"}  # one function, as in transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +116,14 @@ def common_fields(
     *,
     head_dim: int | None = None,
     activation: tuple[str, str] = ("hidden_act", "silu"),
-    rms_norm_eps: float = 1e-6,
-    tie_word_embeddings: bool = False,
-    rope_theta: float = 10_000.0,
     rope: RopeConfig | None = None,
 ) -> dict[str, Any]:
     """The arguments of ModelConfig that every family's config.json has; a family adds or replaces the rest.
 
     Args:
+        fields: with the class defaults of the family.
         head_dim: where the file does not say and it is not hidden_size / num_attention_heads.
         activation: field and the one value that this family's MLP computes.
-        rms_norm_eps, tie_word_embeddings, rope_theta: what the family's absent fields mean.
         rope: already read, by a family with its own rules.
 
     Raises:
@@ -137,7 +137,7 @@ def common_fields(
         raise fields.invalid("num_key_value_heads", f"{num_kv_heads}; it must divide num_attention_heads ({num_heads})")
     if head_dim % 2:
         raise fields.invalid("head_dim", f"{head_dim}; rotary embedding needs an even number")
-    max_position_embeddings = fields.integer("max_position_embeddings", 2048)
+    max_position_embeddings = fields.integer("max_position_embeddings")
     num_layers = fields.integer("num_hidden_layers", maximum=LAYERS_LIMIT)
     return {
         "architecture": architecture_of(fields),
@@ -148,15 +148,15 @@ def common_fields(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": fields.number("rms_norm_eps", rms_norm_eps),
-        "rope": rope or read_rope(fields, head_dim, default_theta=rope_theta),
-        "tie_word_embeddings": fields.flag("tie_word_embeddings", tie_word_embeddings),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "rope": rope or read_rope(fields, head_dim),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings"),
         "attention_bias": fields.flag("attention_bias"),
         "mlp_bias": fields.flag("mlp_bias"),
         "checkpoint_dtype": str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         "max_position_embeddings": max_position_embeddings,
         "extended_context_tokens": extended_context_tokens(fields.values, max_position_embeddings),
-        "eos_token_ids": _eos_token_ids(fields),
+        "eos_token_ids": end_token_ids(fields.path, fields.values),
         "max_model_len": max_position_embeddings,
         "quantization": _quantization(fields),
         "windows": _windows(fields, num_layers),
@@ -192,24 +192,8 @@ def _quantization(fields: Fields) -> QuantizationScheme | None:
 
 
 def _refuse_unsupported(fields: Fields, activation_field: str, activation: str) -> None:
-    if fields.get(activation_field, activation) != activation:
+    said = fields.get(activation_field, activation)
+    if OTHER_NAMES_OF_ACTIVATIONS.get(str(said), said) != activation:
         raise fields.unsupported(activation_field, fields.get(activation_field), activation)
     if fields.get("use_bidirectional_attention"):
         raise fields.unsupported("use_bidirectional_attention", True, "causal attention")
-
-
-def _eos_token_ids(fields: Fields) -> frozenset[int]:
-    """Ids that end a generation: generation_config.json (chat models list several there), else config.json."""
-    value, path = fields.get("eos_token_id"), fields.path
-    generation_path = path.with_name("generation_config.json")
-    if generation_path.is_file():
-        generation = Fields(generation_path)
-        if generation.get("eos_token_id") is not None:
-            value, path = generation.get("eos_token_id"), generation_path
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        raise RuntimeFailure(
-            FailureReason.CHECKPOINT_INVALID,
-            f"{path}: eos_token_id is {value!r}; it must be an integer or a list of them.",
-        )
-    return frozenset(ids)

@@ -6,11 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_runtime.context_limit import rope_fields
+from millstream_runtime.context_limit import ROPE_TYPES, is_served_rope_type, rope_fields, rope_type_of
 from millstream_runtime.models.config.fields import Fields
-
-# What any family can have. LongRoPE needs a model that computes its keys again as it crosses: Phi names it for itself.
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,6 @@ def read_rope(
     fields: Fields,
     head_dim: int,
     *,
-    default_theta: float = 10_000.0,
     allow_partial: bool = False,
     types: tuple[str, ...] = ROPE_TYPES,
     aliases: dict[str, str] | None = None,
@@ -60,7 +56,7 @@ def read_rope(
         RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming the field.
     """
     scaling = rope_section(fields, fields.section("rope_parameters"))
-    theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
+    theta = scaling.number("rope_theta", fields.optional_number("rope_theta"))
     partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rope = scaled_rope(fields, scaling, theta, head_dim, partial_rotary_factor=partial, types=types, aliases=aliases)
     if partial != 1.0 and not allow_partial:
@@ -89,18 +85,15 @@ def scaled_rope(
     aliases: dict[str, str] | None = None,
 ) -> RopeConfig:
     """One object of rope parameters, checked; `fields` is the whole config.json around it."""
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    kind = (aliases or {}).get(kind, kind)
-    lengths = (scaling.get("original_max_position_embeddings"), fields.get("max_position_embeddings"))
-    never_crosses = kind == "longrope" and lengths[0] == lengths[1]  # one set of angles at every length: GGUF's Llama 3
-    if kind not in types and not never_crosses:
+    kind = rope_type_of(scaling.values, aliases)
+    if not is_served_rope_type(kind, types, scaling.values, fields.values):
         raise fields.unsupported("rope_type", kind, ", ".join(types))
     common: dict[str, Any] = {"theta": theta, "type": kind, "partial_rotary_factor": partial_rotary_factor}
     if kind in ("default", "dynamic"):
         return RopeConfig(**common)
     if kind == "linear":
         return RopeConfig(**common, factor=scaling.number("factor"))
-    max_positions = fields.integer("max_position_embeddings", 2048)
+    max_positions = fields.integer("max_position_embeddings")
     # Where both say it, the outer field wins: Phi keeps the length it was trained with there.
     original = fields.integer(
         "original_max_position_embeddings", scaling.integer("original_max_position_embeddings", max_positions)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millstream_runtime.context_limit import MROPE
 from millstream_runtime.model_families import ModelFamily
 from millstream_runtime.models.config.fields import Fields
 
 # What the whole model says counts, and not the defaults that `transformers` writes for its language model.
-ROPE_FIELDS, MROPE = ("rope_parameters", "rope_scaling"), "mrope"
+ROPE_FIELDS = ("rope_parameters", "rope_scaling")
 OUTER_FIRST = ("eos_token_id", "tie_word_embeddings", "quantization_config")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from millstream_runtime.models.cpu import two_layouts
 from millstream_runtime.models.cpu.half_weights import MOST_PACKED_ELEMENTS, HalfWeight, half_copy, packed_bytes
 from millstream_runtime.models.cpu.split_product import num_parts, split_product
-from millstream_runtime.models.linear.linear import DenseLinear
+from millstream_runtime.models.linear.linear import DenseLinear, PlainLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class CpuLinear(DenseLinear):
         return CpuLinear(weight, bias, None if self.half is None else half_copy(weight), packed)
 
 
-class CpuLayout:
+class CpuLayout(PlainLayout):
     """Copies weights while `copy_budget_bytes` lasts; see `linear.MemoryLayout`."""
 
     def __init__(self, dtype: torch.dtype, copy_budget_bytes: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream_runtime.model_families import FAMILIES, with_class_defaults
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+
+LLAMA = next(family for family in FAMILIES if family.model_type == "llama")
 
 
 class LayerConfig(NamedTuple):
@@ -26,7 +29,8 @@ def read_layer_config(path: Path, layer: Fields) -> LayerConfig:
     output_bias = layer.flag("attention_bias")
     biases = {"attention_bias": output_bias or layer.flag("qkv_bias")}
     # `speculators` names no architecture of the layer; the published heads of other families have Llama's layer, too.
-    fields = Fields(path, {**layer.values, **biases, "architectures": ["LlamaForCausalLM"]})
+    values = {**layer.values, **biases, "architectures": [LLAMA.architecture]}
+    fields = Fields(path, with_class_defaults(values, LLAMA))
     config = ModelConfig(**common_fields(fields))
     if config.quantization is not None:
         raise fields.unsupported("quantization_config", config.quantization.method, "EAGLE heads of 16 and 32 bits")

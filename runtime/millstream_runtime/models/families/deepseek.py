@@ -287,12 +287,12 @@ def _read(fields: Fields, *, grouped: bool, is_v3: bool) -> DeepseekConfig:
     num_groups, top_k_groups = _groups(fields, num_experts, top_k) if grouped else (1, 1)
     return DeepseekConfig(
         **common,
-        q_lora_rank=fields.optional_integer("q_lora_rank", 1536),
+        q_lora_rank=fields.optional_integer("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         nope_head_dim=fields.integer("qk_nope_head_dim"),
         value_head_dim=fields.integer("v_head_dim"),
         rope_interleave=fields.flag("rope_interleave", True) if is_v3 else True,
-        first_sparse_layer=_first_sparse_layer(fields, default=3 if is_v3 else 0),
+        first_sparse_layer=_first_sparse_layer(fields),
         num_experts=num_experts,
         num_experts_per_token=top_k,
         num_shared_experts=fields.integer("n_shared_experts"),
@@ -315,8 +315,8 @@ def _groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:
     return groups, best
 
 
-def _first_sparse_layer(fields: Fields, default: int) -> int:
-    value = fields.get("first_k_dense_replace", default)
+def _first_sparse_layer(fields: Fields) -> int:
+    value = fields.get("first_k_dense_replace")
     if not isinstance(value, int) or value < 0:
         raise fields.invalid("first_k_dense_replace", f"{value!r}; it must be an integer of at least 0")
     return value

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.layer_windows import FULL, SLIDING
+from millstream_runtime.logs import log
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of, common_fields
 from millstream_runtime.models.config.rope_config import RopeConfig, rope_section, scaled_rope
@@ -29,7 +30,7 @@ from millstream_runtime.models.layers.torch_layers import gelu_tanh, layers_of
 from millstream_runtime.models.loading.layer_kernels import TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
-DEFAULT_HEAD_DIM = DEFAULT_QUERY_SCALAR = 256  # what `transformers` takes where config.json does not say
+ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 GEMMA3 = "Gemma3ForCausalLM"
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # Gemma 3
 NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
@@ -56,26 +57,15 @@ def read_config(fields: Fields) -> GemmaConfig:
 
 
 def _read_gemma2(fields: Fields) -> GemmaConfig:
-    common = common_fields(
-        fields,
-        head_dim=DEFAULT_HEAD_DIM,
-        activation=("hidden_activation", "gelu_pytorch_tanh"),
-        tie_word_embeddings=True,
-    )
-    return _read(fields, common, softcaps=(50.0, 30.0))
+    attention_softcap = fields.optional_number("attn_logit_softcapping", 50.0)
+    return _read(fields, common_fields(fields, activation=ACTIVATION), attention_softcap, logit_softcap=30.0)
 
 
 def _read_gemma3(fields: Fields) -> GemmaConfig:
-    head_dim = fields.integer("head_dim", DEFAULT_HEAD_DIM)
-    rope, local_rope = _read_ropes(fields, head_dim)
-    common = common_fields(
-        fields,
-        head_dim=head_dim,
-        activation=("hidden_activation", "gelu_pytorch_tanh"),
-        tie_word_embeddings=True,
-        rope=rope,
-    )
-    return _read(fields, common | {"qk_norm": True, "local_rope": local_rope}, softcaps=(None, None))
+    rope, local_rope = _read_ropes(fields, fields.integer("head_dim"))
+    common = common_fields(fields, activation=ACTIVATION, rope=rope)
+    # transformers caps no scores of a Gemma 3, whatever attn_logit_softcapping says.
+    return _read(fields, common | {"qk_norm": True, "local_rope": local_rope}, None, logit_softcap=None)
 
 
 def build(config: GemmaConfig, weights: Weights) -> Decoder:
@@ -116,7 +106,7 @@ class GemmaDecoder(Decoder):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         # The root is rounded to the model's type first: 55.4256 is 55.5 in bfloat16, and trained as that.
-        root = torch.tensor(self.config.hidden_size**0.5).to(self._embedding.weight.dtype).item()
+        root = torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
         return super().embed(token_ids).mul_(root)
 
     def _load_norm(self, weights: Weights) -> Tensor:
@@ -154,13 +144,15 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
     )
 
 
-def _read(fields: Fields, common: dict[str, object], softcaps: tuple[float | None, float | None]) -> GemmaConfig:
-    """`softcaps`: defaults for those of scores and logits."""
+def _read(
+    fields: Fields, common: dict[str, object], attention_softcap: float | None, *, logit_softcap: float | None
+) -> GemmaConfig:
+    """`logit_softcap`: where the file has none."""
     return GemmaConfig(
         **common | {"mlp_bias": False},  # type: ignore[arg-type]
-        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR),
-        attention_softcap=fields.optional_number("attn_logit_softcapping", softcaps[0]),
-        logit_softcap=fields.optional_number("final_logit_softcapping", softcaps[1]),
+        query_pre_attn_scalar=fields.number("query_pre_attn_scalar"),
+        attention_softcap=attention_softcap,
+        logit_softcap=fields.optional_number("final_logit_softcapping", logit_softcap),
     )
 
 
@@ -168,7 +160,21 @@ def _read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Of full and of windowed layers: nested by layer type (transformers 5), or two bases and one scaling (before)."""
     nested = fields.section("rope_parameters") or Fields(fields.path, {})
     scaling = rope_section(fields, nested.section(FULL))
+    older = fields.section("rope_scaling")
+    if older is not None and older.get("type") and not older.get("rope_type") and nested.section(FULL) is None:
+        scaling = _without_older_type(fields, scaling)
     local = nested.section(SLIDING) or Fields(fields.path, {})
     theta = scaling.number("rope_theta", fields.number("rope_theta", GLOBAL_THETA))
     local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", LOCAL_THETA))
     return scaled_rope(fields, scaling, theta, head_dim), scaled_rope(fields, local, local_theta, head_dim)
+
+
+def _without_older_type(fields: Fields, scaling: Fields) -> Fields:
+    """`scaling` as transformers 5 reads it: a Gemma 3 has the type `default` where nothing says `rope_type`."""
+    log.warning(
+        "rope_scaling_ignored",
+        file=str(fields.path),
+        about=f"rope_scaling.type {scaling.get('type')!r:.80} scales nothing in a Gemma 3 of transformers 5, and so "
+        "nothing here; write rope_type if the model was trained with it",
+    )
+    return Fields(fields.path, {name: value for name, value in scaling.values.items() if name != "type"})

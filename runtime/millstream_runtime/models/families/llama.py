@@ -15,7 +15,9 @@ UNUSED = {"internlm3": ("bias", "qkv_bias"), "iquestcoder": ("clip_qkv",)}
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if fields.get("sliding_window") is not None and fields.get("use_sliding_window", True):
+    # transformers reads no window of a Llama; the code of the other types, which it has not, could.
+    is_llama = fields.get("model_type") in (None, "llama")
+    if not is_llama and fields.get("sliding_window") is not None and fields.get("use_sliding_window", True):
         raise fields.unsupported("sliding_window", fields.get("sliding_window"), "full attention")
     for name in UNUSED.get(str(fields.get("model_type")), ()):
         if fields.get(name):

@@ -26,7 +26,7 @@ class MixtralConfig(ModelConfig):
 
 
 def read_config(fields: Fields) -> MixtralConfig:
-    common = common_fields(fields, rms_norm_eps=1e-5, rope_theta=1_000_000.0)
+    common = common_fields(fields)
     num_experts, top_k = read_experts(fields, "num_local_experts")
     return MixtralConfig(
         **common | {"attention_bias": False, "mlp_bias": False},

@@ -7,6 +7,7 @@ and `must_recompute`), as `transformers` does.
 
 from __future__ import annotations
 
+from millstream_runtime.context_limit import OLD_PHI3_ROPE_TYPES, PHI3_ROPE_TYPES
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.config.rope_config import read_rope
@@ -15,14 +16,11 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.layers.pre_norm_decoder import dense_decoder
 from millstream_runtime.models.loading.weights import Weights
 
-ROPE_TYPES = ("default", "longrope")
-OLD_ROPE_TYPES = {"su": "longrope", "yarn": "longrope"}  # the first Phi-3 folders called LongRoPE by these names
-
 
 def read_config(fields: Fields) -> ModelConfig:
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
-    rope = read_rope(fields, head_dim, allow_partial=True, types=ROPE_TYPES, aliases=OLD_ROPE_TYPES)
-    common = common_fields(fields, rms_norm_eps=1e-5, rope=rope)
+    rope = read_rope(fields, head_dim, allow_partial=True, types=PHI3_ROPE_TYPES, aliases=OLD_PHI3_ROPE_TYPES)
+    common = common_fields(fields, rope=rope)
     return ModelConfig(**common | {"attention_bias": False, "mlp_bias": False})
 
 

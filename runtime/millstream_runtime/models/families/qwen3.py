@@ -9,11 +9,9 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.layers.pre_norm_decoder import dense_decoder
 from millstream_runtime.models.loading.weights import Weights
 
-DEFAULT_HEAD_DIM = 128  # what `transformers` takes where config.json does not say
-
 
 def read_config(fields: Fields) -> ModelConfig:
-    return ModelConfig(**common_fields(fields, head_dim=DEFAULT_HEAD_DIM) | {"mlp_bias": False})
+    return ModelConfig(**common_fields(fields) | {"mlp_bias": False})
 
 
 def attention(config: ModelConfig, weights: Weights, layer: int) -> GroupedQueryAttention:

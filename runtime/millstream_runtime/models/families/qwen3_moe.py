@@ -31,7 +31,7 @@ class Qwen3MoeConfig(ModelConfig):
 
 def read_config(fields: Fields) -> Qwen3MoeConfig:
     common = common_fields(fields) | {"mlp_bias": False}
-    num_experts, top_k = read_experts(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
+    num_experts, top_k = read_experts(fields, "num_experts")
     return Qwen3MoeConfig(
         **common,
         num_experts=num_experts,

@@ -17,7 +17,9 @@ from millstream_runtime.models.layers.attention import Attention, AttentionBlock
 from millstream_runtime.models.layers.mlp import Mlp
 from millstream_runtime.models.layers.rope import rotary_table
 from millstream_runtime.models.layers.torch_layers import layers_of
+from millstream_runtime.models.linear.linear import DenseLinear, Linear
 from millstream_runtime.models.linear.shares import Cut, vocabulary_share
+from millstream_runtime.models.linear.tables import DenseTable, Table
 from millstream_runtime.models.linear.tensor_parallel import (
     Embedding,
     Head,
@@ -78,10 +80,11 @@ class Decoder:
     ) -> None:
         """`more_ropes`: rotary tables beyond the config's, in the order of `Step.rotations` (1, 2, ...)."""
         self.config = config
+        self.dtype = weights.dtype
         self.layers = list(layers)
         self._embedding = _load_embedding(config, weights)
         self._norm = layers_of(weights).rms_norm(self._load_norm(weights), config.rms_norm_eps)
-        self._head = _load_head(config, weights, self._embedding.weight)
+        self._head = _load_head(config, weights, self._embedding.table)
         self._rotary_steps = RotarySteps(config, weights, more_ropes)
         self.weight_bytes = weights.num_bytes
         self.implementations = weights.implementations  # of quantized layers: number by arithmetic and reason
@@ -197,21 +200,36 @@ def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Ten
 
 def _load_embedding(config: ModelConfig, weights: Weights) -> Embedding | VocabularyParallelEmbedding:
     share = vocabulary_share(config.vocab_size, weights.ranks)
-    table = weights.tensor("model.embed_tokens.weight", Cut(config.vocab_size, (share,)), config.hidden_size)
+    table = weights.table(
+        "model.embed_tokens.weight",
+        Cut(config.vocab_size, (share,)),
+        config.hidden_size,
+        is_head=config.tie_word_embeddings,
+    )
     if weights.ranks.size == 1:
         return Embedding(table)
-    return VocabularyParallelEmbedding(table, share.start, weights.ranks)
+    return VocabularyParallelEmbedding(table, share.start, config.hidden_size, weights.ranks)
 
 
-def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head | VocabularyParallelHead:
+def _load_head(config: ModelConfig, weights: Weights, embedding: Table) -> Head | VocabularyParallelHead:
     """`embedding`: this rank's rows of it; a tied head has the same share of the vocabulary."""
     hidden, share = config.hidden_size, vocabulary_share(config.vocab_size, weights.ranks)
     if not config.tie_word_embeddings:
-        linear = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden)
+        with weights.wide_products():
+            linear = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden)
     else:
-        weight = embedding.t()
-        copy_bytes = weight.numel() * weight.element_size()
-        if not weights.is_output_major(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
-            weight = weights.empty(*weight.shape).copy_(weight)
-        linear = weights.linear_of(weight)
+        linear = embedding.as_head() or _head_of_table(weights, embedding)
     return Head(linear) if weights.ranks.size == 1 else VocabularyParallelHead(linear, config.vocab_size, weights.ranks)
+
+
+def _head_of_table(weights: Weights, embedding: Table) -> Linear:
+    """The head of a dense table: its own memory, or a copy that lies as products want it."""
+    if not isinstance(embedding, DenseTable):
+        raise TypeError(type(embedding).__name__)
+    weight = embedding.weight.t()
+    if weights.memory.holds_sixteen_bits:  # on the meta device: counted with the table
+        return DenseLinear(weight, None)
+    copy_bytes = weight.numel() * weight.element_size()
+    if not weights.is_output_major(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
+        weight = weights.empty(*weight.shape).copy_(weight)
+    return weights.linear_of(weight)

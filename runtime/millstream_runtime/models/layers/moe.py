@@ -123,7 +123,7 @@ def sparse_mlp(
     units = Cut(intermediate_size, (even_share(intermediate_size, weights.ranks, size_field),))
     inputs = [{f"{expert}.{gate}": units, f"{expert}.{up}": units} for expert in experts]
     outputs = [{f"{expert}.{down}": hidden_size} for expert in experts]
-    gate_up, down_linears = weights.expert_linears(inputs, hidden_size), weights.expert_linears(outputs, units)
+    gate_up, down_linears = weights.expert_linears(inputs, hidden_size), weights.partial_expert_linears(outputs, units)
     add_experts = layers_of(weights).routed_experts(router.spec, gate_up, down_linears)
     if add_experts is None:
         weights.waits_for_device = True

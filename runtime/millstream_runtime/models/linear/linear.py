@@ -10,11 +10,15 @@ How a checkpoint stores a weight is `quantization.weight_layout`'s concern.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from millstream_runtime.models.linear.tables import Table
 
 
 class Projection(Protocol):
@@ -102,6 +106,11 @@ class MemoryLayout(Protocol):
     def copy_bytes(self) -> int:
         """Bytes of the copies of weights that `linear` has made so far."""
 
+    @property
+    def holds_sixteen_bits(self) -> bool:
+        """Whether weights that are not quantized are held in 16 bits, narrower than what the model computes with: by
+        `linear_of_parts`, not by `linear`."""
+
     def is_output_major(self, num_elements: int) -> bool:
         """Whether a weight of that size is to lie in memory as `[out, in]`, as in a checkpoint, not as `[in, out]`."""
 
@@ -111,11 +120,19 @@ class MemoryLayout(Protocol):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The layer of a `weight` `[in, out]`, with the copies of it that this device computes with."""
 
+    def linear_of_parts(self, parts: Sequence[Tensor], bias: Tensor | None, *, may_round: bool) -> Linear:
+        """The layer of weights `[out, in]` of one 16-bit type side by side, where `holds_sixteen_bits`; counted in
+        `copy_bytes`. The parts may be the mapped file. `may_round`: whether its results may be rounded to 16 bits."""
+
+    def table_and_head(self, rows: Tensor) -> Table | None:
+        """The same of an embedding's rows that are the output head too; None: on the meta device."""
+
 
 class PlainLayout:
     """`[in, out]` and no copies."""
 
     copy_bytes = 0
+    holds_sixteen_bits = False
     _is_output_major = False
 
     def is_output_major(self, num_elements: int) -> bool:
@@ -126,6 +143,12 @@ class PlainLayout:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return DenseLinear(weight, bias)
+
+    def linear_of_parts(self, parts: Sequence[Tensor], bias: Tensor | None, *, may_round: bool) -> Linear:
+        raise NotImplementedError
+
+    def table_and_head(self, rows: Tensor) -> Table | None:
+        raise NotImplementedError
 
 
 class OutputMajorLayout(PlainLayout):

@@ -23,6 +23,7 @@ from torch import Tensor
 from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.linear.shares import vocabulary_part
+from millstream_runtime.models.linear.tables import Table
 
 
 class Ranks(Protocol):
@@ -110,29 +111,31 @@ class RowParallelLinear(AddedProduct):
 class Embedding:
     """`[vocab, hidden]`, whole."""
 
-    weight: Tensor
+    table: Table
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`[T]` to `[T, hidden]`."""
-        return F.embedding(token_ids, self.weight)
+        return self.table(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyParallelEmbedding:
     """Rows `first .. first + n - 1` of the embedding."""
 
-    weight: Tensor  # [n, hidden]
+    table: Table  # of n rows
     first: int
+    hidden_size: int
     ranks: Ranks
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`[T]` to `[T, hidden]`."""
-        rows = self.weight.shape[0]
+        rows = self.table.num_rows
         if not rows:
-            return self.ranks.all_reduce(self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1]))
+            none = self.table(token_ids[:0])  # of the model's type
+            return self.ranks.all_reduce(none.new_zeros(token_ids.shape[0], self.hidden_size))
         local = token_ids - self.first
         elsewhere = (local < 0) | (local >= rows)
-        found = F.embedding(local.clamp(0, rows - 1), self.weight)
+        found = self.table(local.clamp(0, rows - 1))
         return self.ranks.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
 

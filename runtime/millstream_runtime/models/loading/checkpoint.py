@@ -25,7 +25,8 @@ from millstream_runtime.sources.selection import NO_INDEX
 INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
 TOWER_PREFIX = "visual."  # where the language model has the names of a model without a tower
-HEAD_NAME = "lm_head.weight"
+HEAD_NAME, EMBEDDING_NAME = "lm_head.weight", "model.embed_tokens.weight"
+CHECKED_AT_ONCE = 1 << 20  # numbers
 
 
 class Checkpoint(TensorStore):
@@ -51,8 +52,13 @@ class Checkpoint(TensorStore):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors that it has."""
-        return frozenset(self._file_of)
+        """Next to a `model.safetensors` that no index names, other files are no part of the model for any loader."""
+        single = self._folder / SINGLE_NAME
+        is_single = single in self._files
+        return frozenset(name for name, path in self._file_of.items() if path == single or not is_single)
+
+    def path_of(self, name: str) -> Path:
+        return self._file_of[name]
 
     def described(self, name: str) -> DescribedTensor | None:
         path = self._file_of.get(name)
@@ -98,6 +104,17 @@ def names_of_language_model(stored: Iterable[str]) -> dict[str, str]:
     return {name: name for name in names if not name.startswith(TOWER_PREFIX)}
 
 
+def names_of_tied_model(stored: Iterable[str]) -> dict[str, str]:
+    """The same of a model whose head is its embedding: where files hold it as the head alone, it is the embedding.
+
+    transformers 5 loads either name into the one tensor.
+    """
+    names = names_of_language_model(stored)
+    if EMBEDDING_NAME not in names and HEAD_NAME in names:
+        names[EMBEDDING_NAME] = names.pop(HEAD_NAME)
+    return names
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse weights with NaN or infinity: every answer would be noise."""
     flag = bad_numbers(tensor)
@@ -111,6 +128,10 @@ def bad_numbers(tensor: Tensor) -> Tensor | None:
         return None
     if tensor.dtype == torch.float8_e4m3fn:  # it has no infinity, and torch does not add such numbers
         return (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
+    if tensor.is_cpu and tensor.numel() > CHECKED_AT_ONCE and tensor.dim() > 1:
+        # torch makes all of it float32 first, which for a large table would be twice the memory that it takes.
+        rows = max(1, CHECKED_AT_ONCE * len(tensor) // tensor.numel())
+        return ~torch.isfinite(torch.stack([part.sum(dtype=torch.float32) for part in torch.split(tensor, rows)])).all()
     return ~torch.isfinite(tensor.sum(dtype=torch.float32))
 
 

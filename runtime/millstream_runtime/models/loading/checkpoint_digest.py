@@ -36,13 +36,13 @@ def checkpoint_digest(folder: Path, *, with_times: bool = True) -> bytes:
         _add(digest, f"{path.name}\0{status.st_size}".encode())
         if marker is None and with_times:
             _add(digest, str(status.st_mtime_ns).encode())
-        for sample in _samples(path, status.st_size):
+        for sample in samples_of(path, status.st_size):
             _add(digest, sample)
     return digest.digest()
 
 
-def _samples(path: Path, size_bytes: int) -> list[bytes]:
-    """The whole file where it is small; else its beginning, with the header, and pieces up to its end."""
+def samples_of(path: Path, size_bytes: int) -> list[bytes]:
+    """Return the whole file where it is small; else its beginning, with the header, and pieces up to its end."""
     step = max(SAMPLE_BYTES, (size_bytes - SAMPLE_BYTES) // (SAMPLES - 1))
     samples = []
     with path.open("rb") as file:

@@ -47,6 +47,14 @@ class GgufCheckpoint(TensorStore):
     def close(self) -> None:
         self._files.clear()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """llama.cpp's name of what has none in a checkpoint of Hugging Face."""
+        return frozenset((*self._model.tensors, *self._model.unnamed))
+
+    def path_of(self, name: str) -> Path:
+        return self._model.unnamed[name] if name in self._model.unnamed else self._model.tensors[name].path
+
     def described(self, name: str) -> DescribedTensor | None:
         found = self._stored(name)
         if found is None:

@@ -37,9 +37,16 @@ class PartWeights(LoadedWeights):
         copy_budget_bytes: int,
         layout_of: LayoutOf | None,
         placement: Placement,
+        may_round_activations: bool = True,
     ) -> None:
         super().__init__(
-            checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes, layout_of=layout_of, placement=placement
+            checkpoint,
+            dtype,
+            device,
+            copy_budget_bytes=copy_budget_bytes,
+            layout_of=layout_of,
+            placement=placement,
+            may_round_activations=may_round_activations,
         )
         self._is_wanted = is_wanted
 

@@ -59,6 +59,15 @@ class TensorStore(ABC):
     def __contains__(self, name: str) -> bool:
         return self.described(name) is not None
 
+    @property
+    @abstractmethod
+    def names(self) -> frozenset[str]:
+        """Of all tensors of the model's own files, also of those that nothing here reads."""
+
+    @abstractmethod
+    def path_of(self, name: str) -> Path:
+        """The file of one of `names`."""
+
     @abstractmethod
     def described(self, name: str) -> DescribedTensor | None:
         """One tensor; None where there is none."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.linear.linear import (
     DenseExperts,
     ExpertLinears,
@@ -30,16 +33,22 @@ from millstream_runtime.models.linear.linear import (
 )
 from millstream_runtime.models.linear.several import LinearPerExpert, SideBySideLinear
 from millstream_runtime.models.linear.shares import Cut, Size, kept_size, total_size
+from millstream_runtime.models.linear.tables import DenseTable, Table
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
+from millstream_runtime.models.loading.checkpoint import bad_numbers
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.placement import CheckedOnHost, Placement
 from millstream_runtime.models.loading.tensor_store import TensorStore
-from millstream_runtime.models.memory_layouts import memory_layout_for
+from millstream_runtime.models.memory_layouts import memory_layout_for, planned_layout
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_layout import invalid_tensor
 from millstream_runtime.quantization.unquantized import UNQUANTIZED
 from millstream_runtime.quantization.weight_layout import FLOATS, WeightLayout
 from millstream_runtime.strict_json import read_strict_json
+
+if TYPE_CHECKING:
+    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.loaded_code import LoadedCode
 
 LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the checkpoint
 
@@ -47,15 +56,16 @@ LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the chec
 class Weights(ABC):
     """The `TensorSource` of weight layouts, and what families build their layers from.
 
-    Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout
-    of dense linear weights; `kernels`, what makes norms, gates and packed linears; `implementations`, quantized
-    layers by what computes them, and why; `waits_for_device`, whether some layer reads numbers back from the device to
-    go on.
+    Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `weights_dtype`, which
+    linear weights and tables are rounded to where `memory` holds them in 16 bits; `memory`, the layout of dense linear
+    weights; `kernels`, what makes norms, gates and packed linears; `implementations`, quantized layers by what computes
+    them, and why; `may_round_activations` and `may_round_products`, see `TensorSource`; `waits_for_device`, whether
+    some layer reads numbers back from the device to go on.
     """
 
     def __init__(
         self,
-        dtype: torch.dtype,
+        arithmetic: Arithmetic,
         device: torch.device,
         ranks: Ranks = SINGLE_PROCESS,
         memory: MemoryLayout | None = None,
@@ -64,13 +74,14 @@ class Weights(ABC):
     ) -> None:
         """`memory`: `PlainLayout` by default. `layout_of`: how modules are stored; by default none is quantized."""
         self.kernels = kernels
-        self.dtype = dtype
+        self.dtype, self.weights_dtype = arithmetic.dtype, arithmetic.weights
         self.device = device
         self.ranks = ranks
         self.memory: MemoryLayout = memory if memory is not None else PlainLayout()
         self._layout_of = layout_of or (lambda module: UNQUANTIZED)
         self.implementations: Counter[tuple[str, str]] = Counter()
         self.waits_for_device = False
+        self.may_round_activations = self.may_round_products = True
         self._tensor_bytes = 0
 
     @property
@@ -126,6 +137,36 @@ class Weights(ABC):
         """`tensor` in at least float32, for the little weights whose rounding would show."""
         return self.tensor(name, *shape, dtype=torch.promote_types(self.dtype, torch.float32))
 
+    def in_sixteen_bits(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        """One tensor in the file's type, if that has 16 bits, else rounded to the type that weights are held in.
+
+        Raises:
+            InvalidConfigError: a number is beyond that type.
+        """
+        stored = self.read(name, shape)
+        if stored.is_meta or stored.dtype in (torch.bfloat16, torch.float16):
+            return stored
+        rounded = stored.to(self.weights_dtype)
+        if (is_beyond := bad_numbers(rounded)) is not None and bool(is_beyond):
+            dtype = str(self.weights_dtype).removeprefix("torch.")
+            raise InvalidConfigError(
+                f"--dtype is {dtype}, but tensor {name} holds numbers too large for it; use bfloat16 or float32."
+            )
+        return rounded
+
+    def table(self, name: str, num_rows: Size, num_columns: int, *, is_head: bool) -> Table:
+        """The table of an embedding. `is_head`: its rows are the weight of the output head, too."""
+        if not self.memory.holds_sixteen_bits:
+            return DenseTable(self.tensor(name, num_rows, num_columns), self.dtype)
+        stored = self.in_sixteen_bits(name, (num_rows, num_columns))
+        if is_head and (table := self.memory.table_and_head(stored)) is not None:
+            return table
+        dtype = self.weights_dtype if stored.is_meta else stored.dtype
+        weight = torch.empty(stored.shape, dtype=dtype, device=self.device)
+        if not is_head:
+            self.count(weight.numel() * weight.element_size())
+        return DenseTable(weight.copy_(stored), self.dtype)
+
     def linear(self, parts: Mapping[str, Size], in_features: Size, bias: bool = False) -> Linear:
         """Modules that share their input (name to outputs) side by side, as one weight where their layouts allow."""
         layouts = {name: self._layout_of(name) for name in parts}
@@ -149,19 +190,38 @@ class Weights(ABC):
         """The weight `[out, in]` of a module that is not computed as a linear layer, dequantized where needed."""
         return self._layout_of(module).dense_weight(self, module, out_features, in_features)
 
+    @contextmanager
+    def wide_products(self) -> Iterator[None]:
+        """Layers that are made meanwhile leave their results as the sums were: of the head, and of ranks' parts."""
+        before, self.may_round_products = self.may_round_products, False
+        try:
+            yield
+        finally:
+            self.may_round_products = before
+
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
-        linear = self.linear({name: out_features}, in_features, bias)
+        linear = self._part_of_sum(name, out_features, in_features, bias)
         return linear if self.ranks.size == 1 else RowParallelLinear(linear.without_bias(), linear.bias, self.ranks)
 
     def partial_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Linear:
         """The same without the sum, for a block that sums several at once. Rank 0 alone adds the bias."""
-        linear = self.linear({name: out_features}, in_features, bias)
+        linear = self._part_of_sum(name, out_features, in_features, bias)
         return linear if self.ranks.rank == 0 else linear.without_bias()
+
+    def partial_expert_linears(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> ExpertLinears:
+        """`expert_linears` whose outputs are summed over the ranks by the caller."""
+        with nullcontext() if self.ranks.size == 1 else self.wide_products():
+            return self.expert_linears(experts, in_features)
+
+    def _part_of_sum(self, name: str, out_features: int, in_features: Cut, bias: bool) -> Linear:
+        with nullcontext() if self.ranks.size == 1 else self.wide_products():
+            return self.linear({name: out_features}, in_features, bias)
 
     def expert_linears(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> ExpertLinears:
         """`linear` for each expert: one tensor for all where nothing is quantized."""
-        if any(self._layout_of(name) != UNQUANTIZED for parts in experts for name in parts):
+        is_quantized = any(self._layout_of(name) != UNQUANTIZED for parts in experts for name in parts)
+        if is_quantized or self.memory.holds_sixteen_bits:
             return LinearPerExpert([self.linear(parts, in_features) for parts in experts])
         outputs = sum(map(kept_size, experts[0].values()))
         weights = self.empty(len(experts), kept_size(in_features), outputs)
@@ -190,8 +250,15 @@ class ExpectedWeights(Weights):
         reads: name and number of elements of everything that will be read, in order.
     """
 
-    def __init__(self, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS, layout_of: LayoutOf | None = None) -> None:
-        super().__init__(dtype, torch.device("meta"), ranks, layout_of=layout_of)
+    def __init__(
+        self,
+        numbers: Arithmetic | torch.dtype,
+        ranks: Ranks = SINGLE_PROCESS,
+        layout_of: LayoutOf | None = None,
+    ) -> None:
+        """`numbers`: a type is that of all."""
+        arithmetic = Arithmetic.of(numbers)
+        super().__init__(arithmetic, torch.device("meta"), ranks, planned_layout(arithmetic), layout_of)
         self.expected: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, tuple[str, ...]] = {}
         self.optional: set[str] = set()
@@ -230,7 +297,7 @@ class LoadedWeights(Weights):
     def __init__(
         self,
         checkpoint: TensorStore,
-        dtype: torch.dtype,
+        numbers: Arithmetic | torch.dtype,
         device: torch.device,
         ranks: Ranks = SINGLE_PROCESS,
         on_read: Callable[[], None] = lambda: None,
@@ -238,14 +305,21 @@ class LoadedWeights(Weights):
         layout_of: LayoutOf | None = None,
         kernels: LayerKernels | None = None,
         placement: Placement | None = None,
+        *,
+        may_round_activations: bool = True,
+        code: LoadedCode | None = None,
+        product: Bfloat16Product | None = None,
     ) -> None:
-        """`on_read`: called after each tensor, whose pages are in memory then.
+        """`on_read`: called after each tensor, whose pages are in memory then. `numbers`, `code`, `product`: as in
+        `registry.load_model`.
 
         `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them. `placement`: by
         default each tensor is checked on the host and copied at once.
         """
-        memory = memory_layout_for(device, dtype, copy_budget_bytes)
-        super().__init__(dtype, device, ranks, memory, layout_of, kernels)
+        arithmetic = Arithmetic.of(numbers)
+        memory = memory_layout_for(device, arithmetic, copy_budget_bytes, code, product)
+        super().__init__(arithmetic, device, ranks, memory, layout_of, kernels)
+        self.may_round_activations = may_round_activations
         self._checkpoint = checkpoint
         self._on_read = on_read
         self._placement = placement or CheckedOnHost(device)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import ExpertLinears, Linear
 from millstream_runtime.models.linear.several import LinearPerExpert
@@ -36,7 +37,7 @@ class LayerWeights(Weights):
     """`tensors`: those of the layer by name, float32, in the checkpoint's shape. `observe` may be replaced."""
 
     def __init__(self, prefix: str, tensors: dict[str, Tensor], device: torch.device) -> None:
-        super().__init__(torch.float32, device)
+        super().__init__(Arithmetic.of(torch.float32), device)
         self._prefix = prefix
         self.tensors = tensors
         self.observe: Observe = _ignore

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.gguf.config_values import END_TOKENS
+from millstream_runtime.gguf.special_tokens import END_FIELDS
 from millstream_runtime.gguf.tokenizer_files import CONTROL, PRE_TOKENIZERS, USER_DEFINED
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.config.rope_config import RopeConfig, yarn_mscale
@@ -132,7 +132,7 @@ def _vocabulary(folder: Path, values: Mapping[str, Any], size: int) -> dict[str,
     }
     fields |= {"merges": merges} if merges else {}
     fields |= dict(zip(("bos_token_id",), _token_ids(values.get("bos_token_id"), size), strict=False))
-    fields |= dict(zip(END_TOKENS, _token_ids(values.get("eos_token_id"), size), strict=False))
+    fields |= dict(zip(END_FIELDS, _token_ids(values.get("eos_token_id"), size), strict=False))
     found = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     template = folder / "chat_template.jinja"
     if template.is_file():

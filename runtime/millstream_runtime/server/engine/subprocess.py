@@ -37,6 +37,7 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.processes.exit_signal import killed_by
 from millstream_runtime.processes.interpreter import module_command
+from millstream_runtime.processes.memory_remedy import MEMORY_REMEDY
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 from millstream_runtime.server.engine.huge_pages import engine_environment
 
@@ -255,8 +256,7 @@ def exit_failure(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
     if out_of_memory and exit_code == -signal.SIGKILL:
         return RuntimeFailure(
             FailureReason.OUT_OF_MEMORY,
-            "The kernel killed the engine because the container's memory limit was reached; give the pod more, or "
-            "lower --max-num-seqs, --max-num-batched-tokens or --kv-cache-memory-bytes.",
+            f"The kernel killed the engine because the container's memory limit was reached; {MEMORY_REMEDY}.",
         )
     if exit_code < 0:
         return RuntimeFailure(FailureReason.RUNTIME_CRASHED, f"The engine process {killed_by(exit_code)}.")

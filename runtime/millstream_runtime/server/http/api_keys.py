@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_runtime.config_files import API_KEYS_FOLDER
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.http.key_file import MAX_KEYS, read_keys
@@ -39,11 +40,31 @@ class KeyHolder:
 
 
 class ApiKeysInvalid(RuntimeFailure):
-    """The file of API keys cannot be used. `problem`: what is wrong with it, without the path and without a key."""
+    """The file of API keys cannot be used. `problem`: what is wrong with it, without the path and without a key.
 
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(FailureReason.API_KEYS_INVALID, f"--api-keys-file {path} {problem}.")
+    `cause`: why it cannot be opened; None where its content is wrong.
+    """
+
+    def __init__(self, path: Path, problem: str, cause: OSError | None = None) -> None:
+        secret, is_missing = mounted_secret(path), isinstance(cause, FileNotFoundError)
+        message = f"--api-keys-file {path} {problem}"
+        if secret is not None and is_missing:
+            message = (
+                f"Secret {secret[0]} has no key {secret[1]}, or does not exist: create it with one API key per line, "
+                "or correct auth.apiKeysSecretRef"
+            )
+            problem = "is gone: the Secret was deleted, or has no such key, and a pod that starts now fails"
+        elif secret is not None:
+            message = f"Key {secret[1]} of the Secret {secret[0]} (auth.apiKeysSecretRef) {problem}"
+        super().__init__(FailureReason.API_KEYS_INVALID, f"{message}.")
         self.problem = problem
+
+
+def mounted_secret(path: Path) -> tuple[str, str] | None:
+    """Return the Secret and its key that the operator mounts at this path; None for any other file."""
+    if path.parent.parent != Path(API_KEYS_FOLDER):
+        return None
+    return path.parent.name, path.name
 
 
 class ApiKeys:
@@ -57,6 +78,7 @@ class ApiKeys:
         """
         self._path = path
         self._refused_lines = ""  # of the file in use
+        self._tenants = frozenset[str]()  # likewise
         self._digests, self._version = self._read()
         self._probe_digests: tuple[bytes, ...] = ()
         self._refused = ""  # why the newest file is not used; empty: it is
@@ -76,7 +98,12 @@ class ApiKeys:
         is_probes = _holds(self._probe_digests, given)
         if not (is_users or is_probes) or scheme.lower() != "bearer":
             return None
-        return KeyHolder(given.hex()[:16], is_probe=not is_users)
+        return KeyHolder(_tenant(given), is_probe=not is_users)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The tenants of the keys in the file, as `holder` names them; without the operator's probe."""
+        return self._tenants
 
     @property
     def problem(self) -> str:
@@ -101,7 +128,7 @@ class ApiKeys:
                 return  # reading a large one again and again would delay answers
             self._digests, self._version = self._read()
         except OSError as error:
-            self._keep(ApiKeysInvalid(self._path, f"cannot be read: {error.strerror}"))
+            self._keep(ApiKeysInvalid(self._path, f"cannot be read: {error.strerror}", error))
         except ApiKeysInvalid as error:
             self._keep(error)
             if not isinstance(error.__cause__, OSError):  # a change of the permissions is not seen in the version
@@ -122,11 +149,8 @@ class ApiKeys:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise ApiKeysInvalid(
-                self._path,
-                f"cannot be read: {error.strerror}; give a text file with one key per line. In a pod the path ends "
-                "with the Secret and the key of it that spec.auth names: create them",
-            ) from error
+            advice = "give a text file with one key per line"
+            raise ApiKeysInvalid(self._path, f"cannot be read: {error.strerror}; {advice}", error) from error
         if len(content) > MAX_FILE_BYTES:
             raise ApiKeysInvalid(self._path, f"is larger than {MAX_FILE_BYTES} bytes")
         read = read_keys(content)
@@ -138,7 +162,13 @@ class ApiKeys:
         if read.problem:
             log.warning("api_key_refused", file=str(self._path), message=read.problem, kept="the other keys")
         self._refused_lines = read.problem
-        return [hashlib.sha256(key).digest() for key in read.keys], version
+        digests = [hashlib.sha256(key).digest() for key in read.keys]
+        self._tenants = frozenset(map(_tenant, digests))
+        return digests, version
+
+
+def _tenant(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def _holds(digests: Iterable[bytes], given: bytes) -> bool:

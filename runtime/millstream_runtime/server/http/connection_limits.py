@@ -8,6 +8,7 @@ connection made ─ head ─▶ headers complete ─ body ─▶ request complet
 
 from __future__ import annotations
 
+import random
 import resource
 from dataclasses import dataclass
 
@@ -28,7 +29,15 @@ class ConnectionLimits:
     # may read only when it has sent everything, gets the answer and not a reset connection.
     linger_seconds: float = 30.0
     linger_bytes: int = 64 << 20
+    # A kept-alive connection ends with the first answer that begins after this age. The pods of a Service get new
+    # connections alone, so a new pod would get nothing from clients that pool theirs.
+    least_age_seconds: float = 60.0
+    most_age_seconds: float = 120.0
     max_connections: int = MAX_CONNECTIONS
+
+    def age_seconds(self) -> float:
+        """Return the age of one connection, at random: those that were made together do not end together."""
+        return random.uniform(self.least_age_seconds, self.most_age_seconds)  # noqa: S311 - no secret
 
     def body_seconds_left(self, seconds_so_far: float, bytes_so_far: int) -> float:
         """How long to wait for the next piece of a body. Large uploads get more time, drops that trickle in do not."""

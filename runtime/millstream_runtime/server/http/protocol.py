@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from millstream_runtime.server.http.api_errors import ApiError, from_status, too_many_connections, unavailable
 from millstream_runtime.server.http.api_keys import OPEN_PATHS
 from millstream_runtime.server.http.coalescing_transport import CoalescingTransport
+from millstream_runtime.server.http.connection_age import last_on_connection
 from millstream_runtime.server.http.connection_table import CloseReason, ConnectionTable
 from millstream_runtime.server.http.deadline import Deadline
 from millstream_runtime.server.http.disconnect import EXTENSION, DisconnectSignal
@@ -86,6 +87,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self.transport = CoalescingTransport(transport, self.loop, self._on_backlog, self._lingers)
         self._disconnect_signal = DisconnectSignal(self.flow.resume_reading)
         self._read_deadline.set(self._limits.head_seconds)
+        self._ends_at_seconds = self.loop.time() + self._limits.age_seconds()
         self._table.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -256,12 +258,18 @@ class CappedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
+        if self.loop.time() >= self._ends_at_seconds:
+            app = last_on_connection(app, cycle, self._nothing_follows)
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)
         if self._table.is_full and cycle.scope["path"] not in OPEN_PATHS:
             self._table.closed[CloseReason.TOO_MANY] += 1
             app = self._too_many(RequestHeaders.of(cycle.scope))
         super()._start_asgi_task(cycle, app)
+
+    def _nothing_follows(self) -> bool:
+        """Whether the client has sent nothing behind the request that is answered."""
+        return not self.pipeline and self._awaits is _Awaits.NOTHING
 
     def _too_many(self, headers: RequestHeaders) -> Response:
         error, request_id = too_many_connections(self._limits.max_connections), request_id_of(headers)

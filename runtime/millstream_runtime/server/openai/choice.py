@@ -50,6 +50,7 @@ class Choice:
         self._index = index
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
         self._min_tokens = min_tokens
         self._echo = echo
         self._echo_end: tuple[str, list[LogprobEntry]] = (echo.text if echo is not None else "", [])
@@ -57,6 +58,7 @@ class Choice:
         self._drops_answer = drops_answer
         self._shows_every_token = shows_every_token
         self._characters = len(echo.text) if echo is not None else 0
+        self._plain_characters = 0  # still to come, of tokens up to `min_tokens`
         self._logprob_sum = 0.0
 
     @property
@@ -88,7 +90,7 @@ class Choice:
         if self._drops_answer and output.token_id is not None:
             reason: FinishReason | None = FinishReason.LENGTH
         else:
-            offset = self._characters
+            offset = self._characters + (len(self._detokenizer.pending()) if self._token_bytes is not None else 0)
             text += self._answer(output)
             reason = FinishReason.STOP if self._stops.found else output.finish_reason
             # Every sampled token, also one that ends the answer and is no part of its text: lm-eval counts them.
@@ -106,12 +108,27 @@ class Choice:
             self.num_tokens += 1
             self._logprob_sum += output.logprobs.logprob if output.logprobs is not None else 0.0
             if output.finish_reason is not FinishReason.STOP:  # a stop token itself is not part of the answer
-                text = self._safe(self._detokenizer.push(output.token_id))
+                text = self._safe(self._detokenizer.push(output.token_id)) + self._stopped()
         if output.finish_reason is not None:
             text += self._safe(self._detokenizer.finish()) + self._stops.finish()
         return text
 
+    def _stopped(self) -> str:
+        """The end of the answer, where characters that the detokenizer holds back complete a stop string."""
+        if not self._has_stops or self._stops.found:
+            return ""
+        pending = self._detokenizer.pending()
+        if self.num_tokens <= self._min_tokens:
+            self._plain_characters = len(pending)
+        elif self._stops.would_find(pending[self._plain_characters :]):
+            return self._safe(self._detokenizer.finish())
+        return ""
+
     def _safe(self, text: str) -> str:
         self._characters += len(text)
         # Before min_tokens a stop string is plain text, as a stop token is for the engine.
-        return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
+        if self.num_tokens <= self._min_tokens:
+            return text
+        plain, searched = text[: self._plain_characters], text[self._plain_characters :]
+        self._plain_characters -= len(plain)
+        return plain + self._stops.push(searched)

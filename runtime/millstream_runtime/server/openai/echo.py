@@ -36,11 +36,13 @@ def _offsets(echo: Echo, token_bytes: TokenBytes) -> Iterator[int]:
     A character of several tokens counts once, after the last of them. A special token counts where the prompt spells it
     out, and not where the tokenizer has put it around the prompt.
     """
-    offset = 0
+    offset = pushed = named = 0  # characters: before a token, of text, of names of special tokens
     for token_id in echo.token_ids:
         yield offset
-        piece = echo.detokenizer.push(token_id)
-        if not piece:
+        pushed += len(echo.detokenizer.push(token_id))
+        end = pushed + len(echo.detokenizer.pending()) + named
+        if end == offset:
             name = token_bytes(token_id).decode(errors="ignore")
-            piece = name if echo.text.startswith(name, offset) else ""
-        offset += len(piece)
+            shown = len(name) if echo.text.startswith(name, offset) else 0
+            named, end = named + shown, end + shown
+        offset = end

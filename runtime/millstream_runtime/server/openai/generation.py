@@ -71,6 +71,7 @@ class GenerationPlan:
     shows_every_token: bool = False  # make a delta also for a token without text
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""  # whose request it is: see `engine.request`
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """The parameters of one choice; candidates of one prompt differ by their seed."""
@@ -253,6 +254,7 @@ class Generation:
         unfinished = FinishReason.ERROR if self._engine_failed else FinishReason.ABORT
         for request_id, index in self._running.items():
             self._engine.abort(request_id)
+            self._metrics.ended_waiting(self.plan.client, request_id)
             self._finish(self._states[index], unfinished, now)
         self._running.clear()
         self._queue.close()
@@ -266,7 +268,9 @@ class Generation:
             plan.sampling_of(index),
             priority=plan.priority,
             cache_salt=plan.cache_salt,
+            client=plan.client,
         )
+        self._metrics.began_to_wait(plan.client, request_id, self._arrived_at_seconds)
         self._engine.submit(request, self._queue)
 
     def _echo_parts(self, output: TokenOutput) -> Iterator[Delta]:
@@ -299,6 +303,8 @@ class Generation:
         self._metrics.finished(reason, state.times, at_seconds)
 
     def _observe(self, state: _ChoiceState, at_seconds: float, output: TokenOutput) -> None:
+        if output.token_id is None or output.prefill is not None:
+            self._metrics.ended_waiting(self.plan.client, output.request_id)
         if output.token_id is None:
             return
         if output.prefill is not None:

@@ -47,8 +47,8 @@ class PromptTokenizer:
         """
         if not self.tokenizer.has_chat_template:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
-        messages = [message.for_template() for message in given]
-        characters = sum(len(message["content"]) for message in messages)
+        messages = [message.for_template(self.tokenizer.takes_parts) for message in given]
+        characters = sum(len(message.content) for message in given)
         self._require_plausible_length("messages", characters)
         # Four thousand empty messages have no characters, and take the template and the tokenizer 80 ms.
         characters += len(msgspec.json.encode(template_kwargs)) if template_kwargs else 0
@@ -67,7 +67,7 @@ class PromptTokenizer:
             raise ApiError(400, str(error), param="messages", code="prompt_too_complex") from error
 
     def _encode_chat(
-        self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any], seconds: float | None
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any], seconds: float | None
     ) -> list[int]:
         """Runs in a thread.
 

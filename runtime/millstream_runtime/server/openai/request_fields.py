@@ -78,12 +78,29 @@ TOKENIZE_CHAT_OFF_VALUES: dict[str, tuple[object, ...]] = {
         *("add_generation_prompt", "add_special_tokens", "continue_final_message", "mm_processor_kwargs", "tools"),
     )
 }
+# What an assistant's message carries when a client sends it back as it came: it is no part of the prompt.
+PAST_ANSWER_FIELDS = frozenset(
+    {
+        *("id", "object", "created", "model", "index", "finish_reason", "stop_reason", "matched_stop", "logprobs"),
+        *("usage", "status", "annotations", "citations", "parsed"),
+        *("reasoning", "reasoning_content", "reasoning_details", "thinking", "thinking_blocks"),
+        *("provider_specific_fields", "extra_content", "token_ids", "prompt_token_ids"),
+        *("content_filter_results", "executed_tools", "created_at", "weight"),
+    }
+)
+# ... and fields that may stand there without a content: it is empty then.
+REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details", "thinking", "thinking_blocks")
+# Parts of an assistant's content that are its text, with the field that has it; and those that no prompt shows.
+TEXT_FIELD_OF_PAST_PART = {"output_text": "text", "refusal": "refusal"}
+REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {
-    "refusal": (),
+    "refusal": ("",),
     "annotations": ([],),
     "audio": (),
     "function_call": (),
     "tool_calls": ([],),
+    "images": ([],),
+    "prefix": (False,),
 }
 
 
@@ -110,6 +127,40 @@ def without_unsupported(data: Any, off_values: dict[str, tuple[object, ...]]) ->
             continue
         kept[name] = value
     return kept
+
+
+def message_fields(data: Any) -> Any:
+    """Return a message without what `without_unsupported` drops, and an assistant's without PAST_ANSWER_FIELDS."""
+    if _is_answer(data) and len(data) <= limits.MAX_FIELDS:
+        content = _past_content(data)
+        data = {name: value for name, value in data.items() if name not in PAST_ANSWER_FIELDS}
+        data |= {} if content is None else {"content": content}
+    return without_unsupported(data, MESSAGE_OFF_VALUES)
+
+
+def _is_answer(data: Any) -> bool:
+    return isinstance(data, dict) and data.get("role") == "assistant"
+
+
+def _past_content(answer: dict[str, Any]) -> Any:
+    """The content of an assistant's message: parts as text parts and without reasoning; None: it has none."""
+    content = answer.get("content")
+    if content is None:
+        return "" if any(answer.get(name) is not None for name in REASONING_FIELDS) else None
+    if not isinstance(content, list) or len(content) > limits.MAX_CONTENT_PARTS:
+        return content
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    is_reasoning = [isinstance(kind, str) and kind in REASONING_PARTS for kind in kinds]
+    if content and all(is_reasoning):
+        return ""
+    parts = zip(content, kinds, is_reasoning, strict=True)
+    return [_past_part(part, kind) for part, kind, is_left_out in parts if not is_left_out]
+
+
+def _past_part(part: Any, kind: object) -> Any:
+    """A part as a text part; unchanged where its type is another one."""
+    field = TEXT_FIELD_OF_PAST_PART.get(kind) if isinstance(kind, str) else None
+    return part if field is None else {"type": "text", "text": part.get(field)}
 
 
 def text_of_parts(content: Any) -> Any:

@@ -19,6 +19,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     WithJsonSchema,
     model_validator,
 )
@@ -28,7 +30,6 @@ from millstream_runtime.server.openai.request_fields import (
     CHAT_OFF_VALUES,
     COMPLETION_OFF_VALUES,
     LOGIT_BIAS_SCHEMA,
-    MESSAGE_OFF_VALUES,
     OFF_VALUES,
     PROMPT_SCHEMA,
     STOP_SCHEMA,
@@ -44,6 +45,7 @@ from millstream_runtime.server.openai.request_fields import (
     conflict,
     list_of_prompts,
     list_of_stops,
+    message_fields,
     require_tokenizable,
     text_of_parts,
     without_unsupported,
@@ -69,15 +71,25 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Text, BeforeValidator(text_of_parts, json_schema_input_type=str | list[TextPart])]
     name: Annotated[Text, Field(max_length=256)] | None = None
+    _parts: tuple[str, ...] = PrivateAttr(())  # of a content that was a list
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _drop_unsupported(cls, data: Any) -> Any:
-        return without_unsupported(data, MESSAGE_OFF_VALUES)
+    def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Message]) -> Message:
+        read = message_fields(data)
+        message = handler(read)
+        content = read.get("content") if isinstance(read, dict) else None
+        if isinstance(content, list):
+            message._parts = tuple(part["text"] for part in content)
+        return message
 
-    def for_template(self) -> dict[str, str]:
-        """The mapping that chat templates read."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+    def for_template(self, as_parts: bool = False) -> dict[str, Any]:
+        """The mapping that chat templates read. `as_parts`: the content as a list of the parts that the client sent."""
+        content = [{"type": "text", "text": text} for text in self._parts or (self.content,)]
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content if as_parts else self.content,
+        }
         return {**message, "name": self.name} if self.name else message
 
 

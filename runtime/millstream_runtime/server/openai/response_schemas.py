@@ -263,6 +263,16 @@ class Speculation(_Closed):
     draftLength: float = 0.0  # noqa: N815
 
 
+class PromptStepLimit(_Closed):
+    """What bounded the prompts of the last step that they shared with decodes or with one another."""
+
+    target_itl_milliseconds: int
+    step_limit_milliseconds: float
+    chunk_limit_tokens: int
+    decode_step_milliseconds: float
+    prompt_tokens_per_second: int
+
+
 class Readiness(_Closed):
     """The answer of /ready, also with 503. What is not known is left out."""
 
@@ -280,8 +290,18 @@ class Readiness(_Closed):
     memory: dict[str, int] = Field(default_factory=dict)
     kv_cache_dtype: str = ""
     speculation: Speculation = Speculation(method="", maxDraftTokens=0)
+    prompt_pace: PromptStepLimit = PromptStepLimit(
+        target_itl_milliseconds=0,
+        step_limit_milliseconds=0.0,
+        chunk_limit_tokens=0,
+        decode_step_milliseconds=0.0,
+        prompt_tokens_per_second=0,
+    )
     kernels: dict[str, Kernel] = Field(default_factory=dict)
     linears: list[LinearArithmetic] = Field(default_factory=list)
     threads: list[Threads] = Field(default_factory=list)
     api_keys_problem: str = ""
+    text: dict[str, Any] = Field(
+        default_factory=dict, description="what was chosen from which file of the model folder"
+    )
     step_times: list[MeasuredStep] = Field(default_factory=list)

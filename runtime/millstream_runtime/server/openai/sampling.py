@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.logs import log
 from millstream_runtime.server.http.api_errors import ApiError
 from millstream_runtime.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from millstream_runtime.tokenizing.tokenizer import read_json
+from millstream_runtime.tokenizing.folder.files import read_json
 
 Value = TypeVar("Value")
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's, for /v1/completions
+# What is applied of generation_config.json: the least and the highest value, and the one where it is absent.
+RANGES: dict[str, tuple[float, float, float]] = {
+    "temperature": (0.0, 2.0, 1.0),
+    "top_p": (0.0, 1.0, 1.0),
+    "top_k": (0, 1 << 20, 0),
+    "min_p": (0.0, 1.0, 0.0),
+    "repetition_penalty": (0.01, 10.0, 1.0),
+    "max_new_tokens": (1, 1 << 20, 0),
+}
+# What is not applied, with the value at which it changes no answer.
+NEUTRAL_VALUES: dict[str, object] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "guidance_scale"), 1),
+    **dict.fromkeys(("length_penalty", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), 0),
+    **dict.fromkeys(("early_stopping", "renormalize_logits", "remove_invalid_values", "token_healing"), False),
+    **{name: [] for name in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "stop_strings")},
+}
+# Read elsewhere, or about the memory, the speed and the form of what `transformers` returns.
+NO_EFFECT = {
+    *(
+        "do_sample",
+        "eos_token_id",
+        "bos_token_id",
+        "pad_token_id",
+        "transformers_version",
+        "low_memory",
+        "is_assistant",
+    ),
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config"),
+    *("disable_compile", "continuous_batching_config", "output_attentions", "output_hidden_states", "output_scores"),
+    *("output_logits", "return_dict_in_generate", "use_mtp", "speculation_type", "num_assistant_tokens"),
+    *("num_assistant_tokens_schedule", "assistant_confidence_threshold", "prompt_lookup_num_tokens"),
+    *("max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+}
+MOST_NAMED = 20  # of a line of the log
 GREEDY_BELOW_TEMPERATURE = 1e-5  # dividing logits by less than this overflows; the top token wins anyway
 
 
@@ -30,7 +68,7 @@ class SamplingDefaults:
 
     @staticmethod
     def from_folder(folder: Path) -> SamplingDefaults:
-        """From generation_config.json; values out of range are left to the API's defaults.
+        """From generation_config.json; values out of range are left to the API's defaults, and the log names them.
 
         An explicit `do_sample: false` means greedy, as in `transformers`.
 
@@ -38,15 +76,35 @@ class SamplingDefaults:
             RuntimeFailure: the file is not JSON.
         """
         settings = read_json(folder / "generation_config.json")
-        greedy = settings.get("do_sample") is False
+        if ignored := ignored_settings(settings):
+            log.warning("generation_config_not_applied", values=", ".join(ignored))
+        numbers = {name: _number(settings, name, low, high, default) for name, (low, high, default) in RANGES.items()}
         return SamplingDefaults(
-            temperature=0.0 if greedy else _number(settings, "temperature", 0.0, 2.0, 1.0),
-            top_p=_number(settings, "top_p", 0.0, 1.0, 1.0),
-            top_k=int(_number(settings, "top_k", 0, 1 << 20, 0)),
-            min_p=_number(settings, "min_p", 0.0, 1.0, 0.0),
-            repetition_penalty=_number(settings, "repetition_penalty", 0.01, 10.0, 1.0),
-            max_tokens=int(_number(settings, "max_new_tokens", 1, 1 << 20, 0)) or None,
+            temperature=0.0 if settings.get("do_sample") is False else numbers["temperature"],
+            top_p=numbers["top_p"],
+            top_k=int(numbers["top_k"]),
+            min_p=numbers["min_p"],
+            repetition_penalty=numbers["repetition_penalty"],
+            max_tokens=int(numbers["max_new_tokens"]) or None,
         )
+
+
+def ignored_settings(settings: Mapping[str, Any]) -> list[str]:
+    """What generation_config.json sets and the server does not apply, each with its value; never what changes nothing.
+
+    A value that is null is not set, as in `transformers`.
+    """
+    ignored = []
+    for name, value in sorted(settings.items()):
+        if value is None or name in NO_EFFECT or name.startswith("_"):
+            continue
+        if name in RANGES:
+            is_applied = _is_number(value, *RANGES[name][:2])
+        else:
+            is_applied = name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name]
+        if not is_applied:
+            ignored.append(f"{ascii(name)[1:-1]:.40}: {json.dumps(value):.40}")
+    return ignored[:MOST_NAMED]
 
 
 def sampling_params(
@@ -155,6 +213,8 @@ def _first(given: Value | None, default: Value) -> Value:
 
 def _number(settings: Mapping[str, Any], name: str, low: float, high: float, default: float) -> float:
     value = settings.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        return default
-    return value
+    return value if value is not None and _is_number(value, low, high) else default
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high

@@ -34,6 +34,10 @@ class StopStrings:
         self._held_back = text[len(text) - keep :]
         return text[: len(text) - keep]
 
+    def would_find(self, text: str) -> bool:
+        """Whether a stop string is complete if the answer goes on with `text`."""
+        return not self.found and any(stop in self._held_back + text for stop in self._stops)
+
     def finish(self) -> str:
         """Text held back that did not become a stop string."""
         rest, self._held_back = self._held_back, ""

@@ -21,6 +21,8 @@ from millstream_runtime.server.operations.boot_gauges import boot_gauges, kernel
 from millstream_runtime.server.operations.cache_info import cache_config_info
 from millstream_runtime.server.operations.http_metrics import HttpMetrics
 from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.longest_waits import LongestWaits
+from millstream_runtime.server.operations.pace_gauges import pace_gauges
 from millstream_runtime.server.operations.preemption_histogram import preemption_histogram
 from millstream_runtime.server.operations.speculation_metrics import speculation_counters
 from millstream_runtime.server.operations.topology_view import topology_gauges
@@ -118,6 +120,8 @@ class ServerMetrics:
         self._prompt_tokens = {
             name: self._by_source(name, text, sources) for name, (text, sources) in COUNTERS_BY_SOURCE.items()
         }
+        self.waits = LongestWaits(self._labels)
+        self._registry.register(self.waits)
         self._steps_total = 0
         engine.on_step = self._step
         self._registry.register(_EngineView(self._labels, ledger, engine, cache_config or {}))
@@ -129,6 +133,14 @@ class ServerMetrics:
     def register(self, collector: Collector) -> None:
         """Add the metrics of another part of this process."""
         self._registry.register(collector)
+
+    def began_to_wait(self, client: str, request_id: str, at_seconds: float) -> None:
+        """Record that a generation has no first token yet. `at_seconds`: when its request came."""
+        self.waits.begin(client, request_id, at_seconds)
+
+    def ended_waiting(self, client: str, request_id: str) -> None:
+        """Record that its first token has come, or none will. Safe to call twice."""
+        self.waits.end(client, request_id)
 
     def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
         """Record the first token: the prompt is computed."""
@@ -302,6 +314,7 @@ class _EngineView:
             family.add_metric([*self._labels.values()], value)
             yield family
         yield from speculation_counters(self._labels, stats.speculation)
+        yield from pace_gauges(self._labels, stats.prompt_pace)
         yield preemption_histogram(self._labels, stats.ended_by_preemptions)
         yield cache_config_info(self._labels, self._cache_config, stats, self._engine.memory)
 

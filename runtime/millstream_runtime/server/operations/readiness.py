@@ -3,7 +3,8 @@
 Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `kernels` once they are
 chosen, `linears` where weights are quantized, `memory`, `threads` and `step_times` once they are measured,
 `api_keys_problem` while some key of the file cannot be used, `kv_cache_dtype` where keys and values are quantized,
-`speculation` where drafts are proposed.
+`speculation` where drafts are proposed, `prompt_pace` once prompts have shared a step whose time is bounded, `text`
+once the tokenizer is loaded: what was chosen from which file.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMe
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
-from millstream_runtime.engine.request import SpeculationStats
+from millstream_runtime.engine.request import PromptPace, SpeculationStats
 from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import StepThreads
+from millstream_runtime.server.operations.pace_gauges import pace_json
 from millstream_runtime.server.operations.topology_view import topology_json
+from millstream_runtime.tokenizing.folder.choices import TextChoices
 
 
 def ready_body(
@@ -34,8 +37,10 @@ def ready_body(
     threads: Sequence[StepThreads] = (),
     step_times: Sequence[TimedStep] = (),
     speculation: SpeculationStats | None = None,
+    prompt_pace: PromptPace | None = None,
     now_seconds: float,
     api_keys_problem: str = "",
+    text: TextChoices | None = None,
 ) -> dict[str, Any]:
     """Build the body; `now_seconds` is of the monotonic clock."""
     body: dict[str, Any] = {
@@ -61,6 +66,7 @@ def ready_body(
     if config.speculation_method is not SpeculationMethod.DISABLED:
         named = {"method": config.speculation_method.value, "maxDraftTokens": config.draft_tokens}
         body["speculation"] = named | (_measured(speculation) if speculation is not None else {})
+    body |= {"prompt_pace": pace_json(prompt_pace)} if prompt_pace is not None else {}
     if kernels:
         body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
     if linears:
@@ -69,6 +75,7 @@ def ready_body(
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     if api_keys_problem:
         body["api_keys_problem"] = api_keys_problem
+    body |= {"text": text.measured()} if text is not None else {}
     if step_times:
         body["step_times"] = [one.measured() for one in step_times]
     return body

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import gguf_files_left_out
+from millstream_runtime.quantization_config.modelopt import MODELOPT_NAME
 from millstream_runtime.sources.client import TransferError
 from millstream_runtime.sources.inspection.gguf_summary import describe_gguf, gguf_header_bytes
 from millstream_runtime.sources.inspection.remote_reader import RemoteReader
@@ -48,7 +49,10 @@ from millstream_runtime.sources.selection import (
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
 from millstream_runtime.sources.transfer import Hashes, RemoteFile
 
-READ_NAMES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+READ_NAMES = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", MODELOPT_NAME),
+    *("chat_template.jinja", "chat_template.json"),
+)
 SMALL_LIMIT_BYTES = 16 << 20
 INDEX_LIMIT_BYTES = 64 << 20
 HEADER_WINDOW_BYTES = 128 << 10  # most headers come with the first request

@@ -10,11 +10,13 @@
      "weights": {"files": 4, "file_bytes": …, "tensor_bytes": …, "tensors": 291,
                  "elements": …, "elements_by_dtype": {"BF16": …},      counted in the headers
                  "tied_lm_head": false,                                true: no lm_head tensor is stored
+                 "stored_lm_head": true,                               one is next to the embedding that it is tied to
                  "format": "gguf",                                     of GGUF files alone
                  "gguf_left_out": "name-Q4_K_M.gguf"},                 one in place of which *.safetensors are read
      "tokenizer": {"class": …, "model_max_length": …, "has_chat_template": true},
      "generation": {"eos_token_id": [128001, 128009]},
      "draft_head": {"kind": "EAGLE-1", …},     of draft heads alone: see `draft_heads.describe_head`
+     "unread_fields": ["logit_multiplier"],    of config.json, that the runtime refuses; absent where there are none
      "omitted": []}                 names that were left out to stay within 4 KiB
 
 `config` is itself a small config.json, except that a list of more than 16 words, such as the `layer_types` of a deep
@@ -32,8 +34,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from millstream_runtime.config_json_fields import unread_fields
 from millstream_runtime.draft_heads import describe_head
 from millstream_runtime.errors import TERMINATION_MESSAGE_LIMIT_BYTES
+from millstream_runtime.model_families import defaults_to_state, family_of, with_class_defaults
+from millstream_runtime.quantization_config.modelopt import MODELOPT_NAME, refuse_modelopt
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.selection import CONFIG_NAME, invalid
 from millstream_runtime.strict_json import read_strict_json
@@ -43,6 +48,7 @@ TEXT_LIMIT = 200
 LIST_LIMIT = 16
 NUMBERS_LIMIT = 1024  # of a list: one for each layer
 _NUMBER_OF_MODULE = re.compile(r"\.[0-9]+(?=\.|$)")  # of `model.layers.7.mlp`
+HEAD_NAME, EMBEDDING_NAME = "lm_head.weight", "embed_tokens.weight"
 LONG_BYTES = 64  # no number, and no word, is as long
 ESSENTIAL_QUANTIZATION_FIELDS = 8  # the first of QUANTIZATION_FIELDS
 
@@ -97,15 +103,21 @@ def describe(
         config_name: of the file that config.json came from, for messages.
 
     Raises:
-        RuntimeFailure: CheckpointInvalid, config.json is not a JSON object.
+        RuntimeFailure: CheckpointInvalid, config.json is not a JSON object; UnsupportedByRuntime, ModelOpt's format.
     """
     config = read_object(files[CONFIG_NAME], config_name, is_strict=True)
     inner: dict[str, Any] = next((config[name] for name in NESTED_CONFIGS if isinstance(config.get(name), dict)), {})
     quantization = _quantization(config, inner, config_name)
+    if MODELOPT_NAME in files and not quantization:
+        refuse_modelopt(_optional(files, MODELOPT_NAME), MODELOPT_NAME)
     kept = _pick(config, CONFIG_FIELDS)
     kept |= {name: _pick(config[name], CONFIG_FIELDS) for name in NESTED_CONFIGS if isinstance(config.get(name), dict)}
     both = {**inner, **{name: value for name, value in config.items() if value is not None}}
     head = describe_head(config, weights.shapes)
+    family = family_of(str(inner.get("model_type") or config.get("model_type")))
+    unread = unread_fields({**config, **inner}, family.model_type) if family is not None else []
+    if family is not None:
+        kept |= defaults_to_state({**config, **inner}, family)
     return {
         "version": SHAPE_VERSION,
         "source": dict(source),
@@ -119,10 +131,11 @@ def describe(
         ),
         "config": kept,
         "quantization_config": _pick(quantization, QUANTIZATION_FIELDS) if quantization else None,
-        "weights": _counted(weights),
+        "weights": _counted(weights) | ({"stored_lm_head": True} if _has_tied_head_stored(both, weights) else {}),
         "tokenizer": _tokenizer(files),
         "generation": _pick(_optional(files, "generation_config.json"), ("eos_token_id",)),
         **({"draft_head": _short(head)} if head is not None else {}),
+        **({"unread_fields": _short(unread)} if head is None and not weights.is_gguf and unread else {}),
         "omitted": [],
     }
 
@@ -139,6 +152,16 @@ def _counted(weights: WeightsSummary) -> dict[str, Any]:
         **({"format": "gguf"} if weights.is_gguf else {}),
         **({"gguf_left_out": _short(weights.gguf_left_out[0])} if weights.gguf_left_out else {}),
     }
+
+
+def _has_tied_head_stored(config: Mapping[str, Any], weights: WeightsSummary) -> bool:
+    """Whether files hold an embedding and a head that config.json ties to it: the runtime uses the head if its numbers
+    differ. A head alone is the embedding."""
+    family = family_of(str(config.get("model_type")))
+    has_both = all(any(name.endswith(end) for name in weights.names) for end in (HEAD_NAME, EMBEDDING_NAME))
+    if family is None or weights.is_gguf or not has_both:
+        return False
+    return bool(with_class_defaults(config, family)["tie_word_embeddings"])
 
 
 def to_json(shape: Mapping[str, Any], limit_bytes: int = TERMINATION_MESSAGE_LIMIT_BYTES) -> str:
@@ -267,7 +290,9 @@ def _tokenizer(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "class": _short(settings.get("tokenizer_class")),
         "model_max_length": length if sane else None,
-        "has_chat_template": bool(settings.get("chat_template")) or "chat_template.jinja" in files,
+        "has_chat_template": bool(settings.get("chat_template"))
+        or "chat_template.jinja" in files
+        or bool(_optional(files, "chat_template.json").get("chat_template")),
     }
 
 

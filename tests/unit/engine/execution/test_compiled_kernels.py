@@ -30,6 +30,7 @@ from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.engines import WriteModel
@@ -103,7 +104,7 @@ def boot(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 
         chosen = choose_kernels(shape, CPU, dtype, KVCacheDType.AUTO, 16, Backend.TRITON)
         asked = tuple(one for one in chosen if one.part in parts)
-        shard_config = ShardConfig(shape, CPU, dtype, device_policy_for(CPU, 1))
+        shard_config = ShardConfig(shape, CPU, Arithmetic.of(dtype), device_policy_for(CPU, 1))
         cache = KVCache(shape, 1, 16, dtype, CPU)
         decoder, choices = load_and_start(asked, load, cache, config, shard_config, made.kernels)
         forward = Forward(decoder, cache, shard_config.policy, backend=backend_of("attention", choices))

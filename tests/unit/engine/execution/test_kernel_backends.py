@@ -13,6 +13,7 @@ import torch
 from millstream_kernels.tuning import table
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import assembly
+from millstream_runtime.engine.cpu import compiled_code
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import kernel_choice, model_loading, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
@@ -290,16 +291,33 @@ def windowed(folder: Path, copy: Path) -> Path:
 @pytest.mark.quick
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
     choices = make_engine(folder).kernels
-    compiled, others = choices[:5], choices[5:]
+    compiled, held, others = choices[:5], choices[5], choices[6:]
     parts = ["decode_attention", "prompt_attention", "rope_kv_write", "norm", "activation"]
     assert [one.part for one in compiled] == parts
     assert {(one.backend, one.reason) for one in compiled} == {(Backend.NUMBA, "the kernel takes this model")}
-    left = {"experts", *(one.part for one in compiled)}
+    assert (held.part, held.backend) == ("dense_linear", Backend.TORCH)
+    assert held.reason.startswith("weights and products are float32")
+    left = {"experts", *(one.part for one in (*compiled, held))}
     assert [one.part for one in others] == [part for part in PARTS if part not in left]
     assert {one.backend for one in others} == {Backend.TORCH}
     assert {one.reason for one in others} == {"kernels run on GPUs, and this engine computes on a CPU"}
     asked = make_engine(folder, execution=TRITON).kernels
     assert {(one.backend, one.reason) for one in asked} == {(Backend.TRITON, "the kernels take this model")}
+
+
+@pytest.mark.quick
+def test_an_engine_without_its_compiled_kernels_says_so_in_the_log_and_in_ready(
+    folder: Path, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_code, "load", lambda: (None, "no kernels are compiled for a CPU: index.json"))
+    with caplog.at_level("WARNING"):
+        kernels = make_engine(folder).kernels  # what `/ready` shows
+    (warning,) = (record for record in caplog.records if record.getMessage() == "no_compiled_kernels")
+    assert warning.fields == {  # type: ignore[attr-defined]
+        "problem": "no kernels are compiled for a CPU: index.json",
+        "effect": "torch computes in their place, slower",
+    }
+    assert {choice.reason for choice in kernels[:5]} == {"no kernels are compiled for a CPU: index.json"}
 
 
 def test_attention_that_the_kernels_do_not_take_is_torchs(

@@ -20,7 +20,7 @@ from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import shard, step_memory
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.step_input import LEAST_UNREAD_ROWS, ChunkInput, StepInput
+from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.models.layers.attention import AttentionSpec
@@ -58,7 +58,7 @@ def test_a_step_takes_what_was_counted(family: str, stored: KVCacheDType, tmp_pa
 
     compute()  # what is kept from step to step
     measured = peak_bytes(compute)
-    of_few_rows, of_nearly_all = (peak_bytes(partial(compute, rows)) for rows in (1, NUM_TOKENS - LEAST_UNREAD_ROWS))
+    of_few_rows, of_nearly_all = (peak_bytes(partial(compute, rows)) for rows in (1, NUM_TOKENS - 8))
     rows, elements = config.kv_shape
     plain_bytes, attention_bytes = (
         step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1, kv_method=method)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from functools import partial
 from itertools import accumulate
+from math import factorial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling.draw import cut_nuclei, draw
+from millstream_runtime.engine.sampling.redraws import draw_by_redraws, max_draws
 from millstream_runtime.engine.sampling.sampler import uniform
 
 VOCAB = 50
@@ -96,7 +99,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         max_size=5,
     ),
 )
-def test_the_cut_for_gpus_keeps_the_same_tokens(seed: int, sharpness: float, asked: list[tuple[int, float]]) -> None:
+def test_the_cut_nucleus_keeps_the_same_tokens(seed: int, sharpness: float, asked: list[tuple[int, float]]) -> None:
     """Whether by a sort or by the highest alone."""
     rows = [weights_of(seed + index, sharpness) for index in range(len(asked))]
     params = [SamplingParams(1, top_k=k, top_p=p) for k, p in asked]
@@ -124,8 +127,51 @@ def test_a_draw_from_a_nucleus_is_repeated_above_what_came_up(seed: int, sharpne
     assert drawn_token.tolist() == [token]
 
 
+@pytest.mark.parametrize("levels", [1, 2, 5, 300], ids=lambda levels: f"{levels} levels")
+def test_a_seed_draws_the_same_token_on_a_gpu_as_on_a_cpu(levels: int) -> None:
+    """The operations for a GPU, on a CPU: with ties, which are many of few levels, and rows with and without top-p."""
+    generator = torch.Generator().manual_seed(levels)
+    logits = torch.randint(0, levels, (75, 40), generator=generator) * (0.5 if levels < 9 else 0.02)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    top_p = [(0.0, 1e-9, 0.3, 0.5, 0.9, 0.999999, 1.0)[row % 7] for row in range(75)]
+    on_cpu = draw(weights.clone(), [SamplingParams(1, top_p=share) for share in top_p], partial(_number_of, levels))
+    assert draw_by_redraws(weights, top_p, partial(_number_of, levels)).tolist() == on_cpu.tolist()
+
+
+@pytest.mark.parametrize("draws", ["on a CPU", "on a GPU"])
+def test_a_token_is_refused_whose_better_ones_hold_exactly_top_p(draws: str) -> None:
+    """1 + 0.5 + 0.5 = 2, of which the first alone holds 0.5 * 2."""
+    weights, top_p = torch.tensor([[1.0, 0.5, 0.5]]).repeat(50, 1), [0.5] * 50
+    if draws == "on a CPU":
+        tokens = draw(weights, [SamplingParams(1, top_p=share) for share in top_p], partial(_number_of, 1))
+    else:
+        tokens = draw_by_redraws(weights, top_p, partial(_number_of, 1))
+    assert tokens.tolist() == [0] * 50
+
+
+def _number_of(seed: int, row: int, attempt: int) -> float:
+    return uniform(seed, row, attempt)
+
+
+@pytest.mark.parametrize(("top_p", "least_share"), [(0.999, "0.999"), (0.9, "0.9"), (0.5, "0.5"), (1e-9, "0.001")])
+def test_the_draws_of_a_row_suffice_but_for_a_negligible_chance(top_p: float, least_share: str) -> None:
+    """The fewest n with P(Poisson(ln(1 / share)) >= n) < 2 ** -53, in 60 digits.
+
+    Of 1,000 tokens the highest has a share of 0.001 or more.
+    """
+    with localcontext() as context:
+        context.prec = 60
+        rate = -Decimal(least_share).ln()
+
+        def refused(draws: int) -> Decimal:
+            return 1 - (-rate).exp() * sum(rate**number / factorial(number) for number in range(draws))
+
+        num_draws = max_draws(top_p, 1000)
+        assert refused(num_draws) < Decimal(2) ** -53 <= refused(num_draws - 1)
+
+
 def test_no_row_is_searched_for_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of top-k are, each for about as many as it asks for, and on a GPU those of top-p are sorted."""
+    """The rows of top-k are, each for about as many as it asks for, and a nucleus is cut from a sorted row."""
     searched: list[tuple[int, int]] = []
     topk, sort = Tensor.topk, Tensor.sort
 

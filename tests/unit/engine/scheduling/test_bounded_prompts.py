@@ -78,6 +78,9 @@ def test_a_bound_above_the_budget_changes_nothing() -> None:
     assert sizes(scheduler.apply(scheduler.plan(within(4000)))) == [1, 511]
 
 
+DEMO_MODEL = Path(__file__).resolve().parents[4] / "models" / "demo-chat"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
@@ -91,7 +94,7 @@ class MachineWithAClock:
             model=str(folder),
             served_model_name="t",
             device=Device.CPU,
-            kv_cache_memory_bytes=8 << 20,
+            kv_cache_memory_bytes=64 << 20,
             target_itl_milliseconds=target_itl_milliseconds,
         )
         self.engine = Engine(config, lambda phase, message: None, execution=Execution())
@@ -110,6 +113,25 @@ class MachineWithAClock:
             self.step_seconds.append(seconds)
         return self._launch(chunks)
 
+    def answers_of_a_burst(self) -> dict[str, list[int]]:
+        """One answer runs when 15 prompts come at once."""
+        answers: dict[str, list[int]] = {str(index): [] for index in range(16)}
+        for index in range(16):
+            if index == 1:
+                while len(answers["0"]) < 8:
+                    self._step_into(answers)
+            prompt = [3 + index] * (20 + 11 * index)
+            self.engine.add_request(Request(str(index), prompt, SamplingParams(12, 0.0, ignore_eos=True)))
+        while self.engine.has_work():
+            self._step_into(answers)
+        self.engine.check_integrity()
+        return answers
+
+    def _step_into(self, answers: dict[str, list[int]]) -> None:
+        for output in self.engine.step():
+            assert output.token_id is not None
+            answers[output.request_id].append(output.token_id)
+
     def answers(self) -> dict[str, list[int]]:
         """Two answers run when a prompt of 600 tokens comes."""
         answers: dict[str, list[int]] = {"a": [], "b": [], "long": []}
@@ -119,9 +141,7 @@ class MachineWithAClock:
         while self.engine.has_work():
             if len(answers["a"]) == 10 and long.request_id not in self.engine._sequences and not answers["long"]:
                 self.engine.add_request(long)
-            for output in self.engine.step():
-                assert output.token_id is not None
-                answers[output.request_id].append(output.token_id)
+            self._step_into(answers)
         self.engine.check_integrity()
         return answers
 
@@ -135,6 +155,25 @@ def test_a_long_prompt_enters_in_chunks_that_keep_to_the_target_and_changes_no_a
     assert max(paced.step_seconds[1:]) <= 1.05 * seconds
     assert len(paced.step_seconds) <= 600 * 0.0005 / (seconds - 0.01) + 5, "and no smaller than that"
     assert len(paced.step_seconds) > len(unpaced.step_seconds)
+
+
+def test_a_burst_enters_in_several_steps_and_changes_no_answer_of_the_demo_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The 15 prompts have 1,620 tokens: without a bound one step of 0.82 s."""
+    paced = MachineWithAClock(DEMO_MODEL, 0.0005)
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuPolicy, "default_target_itl_milliseconds", None)
+        unpaced = MachineWithAClock(DEMO_MODEL, 0.0005)
+    assert unpaced.engine.stats().prompt_pace is None
+    assert paced.answers_of_a_burst() == unpaced.answers_of_a_burst()
+    assert unpaced.engine.stats().prompt_pace is None, "time bounds nothing there"
+    chosen = paced.engine.stats().prompt_pace
+    assert chosen is not None
+    assert chosen.target_itl_seconds == 0.05
+    assert len(paced.step_seconds) > len(unpaced.step_seconds)
+    assert max(unpaced.step_seconds) > 0.8
+    assert max(paced.step_seconds) <= 1.05 * 0.16, "16 decode steps"
 
 
 def test_on_a_gpu_no_time_bounds_a_prompt_unless_a_target_is_given(

@@ -16,9 +16,11 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 BLOCK = 4
 
 
-def sequence(name: str, tokens: list[int], *, salt: str = "", max_tokens: int = 1, **request: bool) -> Sequence:
+def sequence(
+    name: str, tokens: list[int], *, salt: str = "", max_tokens: int = 1, is_heartbeat: bool = False
+) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens)
-    made = Request(name, tokens, sampling, cache_salt=salt, **request)
+    made = Request(name, tokens, sampling, cache_salt=salt, is_heartbeat=is_heartbeat)
     return Sequence(made, int(name), seed=0, token_ids=list(tokens), num_prompt_tokens=len(tokens))
 
 

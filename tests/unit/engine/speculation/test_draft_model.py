@@ -24,6 +24,7 @@ from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.models.layers.attention import Attention, ReadRows
 from tests.support.draft_pool import draft_model_of, wrong_draft_blocks
 from tests.support.drafting_engines import MakeDrafting, counts, skipped
+from tests.support.embedding import embedding_weight
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, LONGROPE, dense, rope
 from tests.support.small_pool import shrink_pool
@@ -227,7 +228,7 @@ def test_nan_ends_the_drafts_of_its_request(
     expected = generate(make_engine(write_model()), asked)
     assert all(sick not in answer for answer in expected.values())
     engine = drafted(write_model())
-    draft_model_of(engine)._forward.model._embedding.weight[sick] = torch.nan
+    embedding_weight(draft_model_of(engine)._forward.model)[sick] = torch.nan
     assert generate(engine, asked) == expected
     assert skipped(engine)["draft_not_finite"] == 18
     assert counts(engine).num_draft_tokens > 0

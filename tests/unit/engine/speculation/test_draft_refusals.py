@@ -74,7 +74,8 @@ def test_no_memory_for_its_weights(refuse: Refuse, write_model: WriteModel, monk
     needed = sum(expected_weights(load_model_config(one), torch.float32).num_bytes for one in (small, write_model()))
     monkeypatch.setattr(draft_shard, "memory_limit_bytes", lambda: needed - (110 << 10))
     text = refuse(write_model(), small)
-    assert "0.1 MiB are missing; give more memory, or leave --speculation-method and --draft-model out." in text
+    flags = "--speculation-method and --draft-model"
+    assert f"0.1 MiB are missing; give more memory, or leave {flags} out (spec.speculation)." in text
 
 
 def test_no_memory_for_its_keys(refuse: Refuse, write_model: WriteModel) -> None:

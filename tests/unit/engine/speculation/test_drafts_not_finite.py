@@ -15,6 +15,7 @@ from millstream_runtime.engine.speculation.draft_model import DraftModelDrafter
 from millstream_runtime.engine.speculation.drafting import MOST_NOT_FINITE_REQUESTS
 from millstream_runtime.engine.speculation.skip import Skip
 from tests.support.drafting_engines import MakeDrafting, counts
+from tests.support.embedding import embedding_weight
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,7 +82,7 @@ def test_a_damaged_draft_model_stops_reading_prompts(write_model: WriteModel, dr
     engine = drafted(write_model())
     drafter = engine._drafting._drafter if engine._drafting is not None else None
     assert isinstance(drafter, DraftModelDrafter)
-    drafter._forward.model._embedding.weight[:] = torch.nan
+    embedding_weight(drafter._forward.model)[:] = torch.nan
     for number in range(6):
         assert len(generate(engine, numbered(number))[str(number)]) == NEW_TOKENS
     assert counts(engine).skipped["drafter_failed"] > 0

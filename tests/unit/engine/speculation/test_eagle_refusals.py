@@ -18,6 +18,7 @@ from millstream_runtime.engine.eagle import head_shard
 from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.engine.execution.shard_config import ShardConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.models.arithmetic import Arithmetic
 from tests.support.eagle_heads import WriteHead, to_speculators
 from tests.support.engines import MakeEngine, WriteModel
 from tests.support.runtime_args import from_args
@@ -161,7 +162,7 @@ def test_several_ranks(changed: Callable[..., Path]) -> None:
     config = from_args(
         ["--model", "m", "--speculation-method", "EAGLE", "--draft-model", str(head), "--tensor-parallel-size", "2"]
     )
-    target = ShardConfig(None, torch.device("cpu"), torch.float32, None)  # type: ignore[arg-type]
+    target = ShardConfig(None, torch.device("cpu"), Arithmetic.of(torch.float32), None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeFailure) as found:
         head_shard.resolve_head(config, target)
     assert found.value.reason is FailureReason.UNSUPPORTED_BY_RUNTIME
@@ -173,7 +174,8 @@ def test_no_memory_for_its_weights(
 ) -> None:
     monkeypatch.setattr(draft_shard, "memory_limit_bytes", lambda: 110 << 10)
     text = refuse(changed(), FailureReason.OUT_OF_MEMORY)
-    assert text.endswith("are missing; give more memory, or leave --speculation-method and --draft-model out.")
+    flags = "--speculation-method and --draft-model"
+    assert text.endswith(f"are missing; give more memory, or leave {flags} out (spec.speculation).")
 
 
 def test_no_memory_for_its_keys_and_states(

@@ -21,6 +21,7 @@ from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.drafters import EachAlone, OftenRight, always, always_right, always_wrong, failing
 from tests.support.drafting_engines import counts, skipped
 from tests.support.eager_recorder import EagerRecorder
+from tests.support.embedding import embedding_weight
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import LONGROPE, dense, rope
 from tests.support.short_of_memory import ShortOfMemory
@@ -320,7 +321,7 @@ def test_nan_in_a_draft_is_no_harm(write_model: WriteModel, make_engine: MakeEng
     sick, requests = 7, [Request(str(index), [3 + index] * (5 + 9 * index), greedy(20)) for index in range(3)]
     healthy, engine = make_engine(write_model()), make_engine(write_model(), drafter=always(sick))
     for one in (healthy, engine):
-        one._runner._forward.model._embedding.weight[sick] = torch.nan
+        embedding_weight(one._runner._forward.model)[sick] = torch.nan
     expected = generate(healthy, requests)
     assert all(sick not in answer and len(answer) == 20 for answer in expected.values())
     assert generate(engine, requests) == expected

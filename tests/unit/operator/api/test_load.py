@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream_operator.api.load import MAX_MANIFEST_BYTES, ManifestError, load_manifest, loads_manifest, parse
+from millstream_operator.api.load import (
+    MAX_ERRORS,
+    MAX_MANIFEST_BYTES,
+    ManifestError,
+    load_manifest,
+    loads_manifest,
+    manifest_errors,
+    parse,
+)
 from tests.support.llmdeployments import full_manifest, manifest
 
 GOOD = """\
@@ -362,3 +370,57 @@ def test_annotations_may_have_keys_with_a_prefix_in_capitals() -> None:
 def test_an_error_in_a_stored_object_names_no_file() -> None:
     with pytest.raises(ManifestError, match=r"^spec\.replicas is -1; "):
         parse(manifest(replicas=-1))
+
+
+def errors_of(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return [str(error).removeprefix(str(path)) for error in manifest_errors(path)]
+
+
+def test_all_errors_of_all_documents_are_listed_by_line(tmp_path: Path) -> None:
+    """GOOD ends on line 8, so its second copy begins on line 13, behind a separator on line 12."""
+    several = spec("replicas: -1\nservice: {port: 70000}\nengine: {maxNumSeq: 8}")
+    rules = GOOD.replace("name: demo", "name: Demo") + "  warmup: {timeout: 25h}\n"
+    said = errors_of(tmp_path / "m.yaml", f"{several}---\nkind: Secret\n---\n{rules}")
+    assert [one.split(" ")[0] for one in said] == [
+        ":9:",
+        ":10:",
+        ":11:",
+        ":18:",
+        ":23:",
+    ]
+    for part, error in zip(("replicas", "port", "mean maxNumSeqs", '"Demo"', "timeout"), said, strict=True):
+        assert part in error
+
+
+def test_a_misspelled_required_field_is_one_error(tmp_path: Path) -> None:
+    said = errors_of(tmp_path / "m.yaml", GOOD.replace("path:", "paht:"))
+    assert said == [":8: spec.model.source.local.paht: unknown field; did you mean path."]
+    said = errors_of(tmp_path / "m.yaml", GOOD.replace("path:", "zzz:"))
+    assert len(said) == 2, "nothing says that zzz was meant as path"
+
+
+def test_what_is_malformed_hides_no_error_of_another_document(tmp_path: Path) -> None:
+    bad, twice = spec("replicas: -1"), spec("replicas: 1\nreplicas: 2")
+    said = errors_of(tmp_path / "m.yaml", f"{bad}---\n{twice}---\na: [1\nb: 2\n")
+    assert [one.split(" ")[0] for one in said] == [":9:", ":20:", ":"]
+    assert "given twice" in said[1]
+    assert "malformed YAML on line 23" in said[2]
+
+
+def test_a_file_of_errors_ends_with_their_number(tmp_path: Path) -> None:
+    said = errors_of(tmp_path / "m.yaml", GOOD + "".join(f"x{number}: 1\n" for number in range(MAX_ERRORS + 7)))
+    assert len(said) == MAX_ERRORS + 1
+    assert said[-1] == ": 7 more errors are not shown."
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_first_error_is_among_all(name: str, tmp_path: Path) -> None:
+    if name == "two of ours":
+        assert errors_of(tmp_path / "m.yaml", BAD[name][0]) == []
+        return
+    path = tmp_path / "m.yaml"
+    said = errors_of(path, BAD[name][0])
+    with pytest.raises(ManifestError) as caught:
+        loads_manifest(BAD[name][0], source=str(path))
+    assert str(caught.value).removeprefix(str(path)) in said

@@ -118,6 +118,32 @@ def test_a_users_prices_and_parts_win() -> None:
     assert find_part(load_catalog({"L9-48GB": {**new, "name": "L9-48GB"}}), "NVIDIA-L9").name == "L9-48GB"
 
 
+def test_a_part_of_ones_own_needs_a_price_and_it_may_be_zero() -> None:
+    whole = find_part(CATALOG, "L4").model_dump(by_alias=True, exclude_none=True)
+    new = {**whole, "name": "L9-48GB", "aliases": [], "productLabels": ["NVIDIA-L9"]}
+    assert find_part(load_catalog({"L9-48GB": new | {"listPriceUSDPerHour": 0}}), "L9-48GB").hourly_milli_usd == 0
+    del new["listPriceUSDPerHour"]
+    with pytest.raises(CatalogError, match="L9-48GB: listPriceUSDPerHour"):
+        load_catalog({"L9-48GB": new})
+
+
+def test_every_price_says_whose_it_is_and_which_are_estimated() -> None:
+    estimated = {part.name for part in CATALOG if part.price_basis == "estimated"}
+    assert estimated == {"L20-48GB", "A30-24GB", "H20-96GB", "GH200-144GB"}
+    assert all(part.price_source for part in CATALOG if part.name not in estimated)
+
+
+def test_a_price_of_ones_own_is_not_the_shipped_sources() -> None:
+    own = load_catalog({"A30-24GB": {"listPriceUSDPerHour": 0.4}}).get("A30-24GB")
+    assert own is not None
+    assert (own.price_basis, own.price_source, own.price_date) == ("list", None, None)
+    words = {"priceBasis": "spot", "priceSource": "our provider", "priceDate": "2026-11-29"}
+    spot = load_catalog({"A30-24GB": words}).get("A30-24GB")
+    assert spot is not None
+    assert (spot.price_basis, spot.price_source, spot.price_date) == ("spot", "our provider", "2026-11-29")
+    assert spot.list_price_usd_per_hour == 0.5, "the words alone change no price"
+
+
 def test_the_hash_of_facts_is_that_of_stored_plans() -> None:
     """Rates that the catalogue lacked before are in the hash only where a user changed them."""
     assert CATALOG.fingerprint == "ccaf73ecdfc6967f"

@@ -58,6 +58,26 @@ def report(reason: str, message: str) -> str:
     return json.dumps({"reason": reason, "message": message})
 
 
+LOOPS: dict[str, Any] = {
+    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting"}},
+    "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}},
+}
+NO_PULL: dict[str, Any] = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+
+
+def beside_the_runtime(container: dict[str, Any]) -> Pod:
+    """A pod whose runtime runs and is not asked, because a container that a webhook added does not run."""
+    runtime = {"name": "runtime", "ready": True, "started": True, "state": {"running": {}}}
+    found = pod(containerStatuses=[{"name": "istio-proxy", **container}, runtime])
+    found["spec"]["containers"].append({"name": "istio-proxy", "image": "proxy:1"})
+    return found
+
+
+def before_the_runtime(container: dict[str, Any]) -> Pod:
+    runtime = {"name": "runtime", "state": {"waiting": {"reason": "PodInitializing"}}}
+    return pod(containerStatuses=[runtime], initContainerStatuses=[{"name": "istio-init", **container}])
+
+
 # name: (pod, reason, words of the message)
 FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
     "no node has room": (
@@ -122,6 +142,36 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         waiting("CreateContainerError"),
         Reason.CONTAINER_CONFIG_INVALID,
         ["CreateContainerError"],
+    ),
+    "an added container that crashes": (
+        beside_the_runtime(LOOPS),
+        Reason.CONTAINER_CRASHED,
+        ["The container istio-proxy", "not the operator's", "exit code 3", "-c istio-proxy --previous"],
+    ),
+    "an added container that ended": (
+        beside_the_runtime({"state": {"terminated": {"exitCode": 1}}}),
+        Reason.CONTAINER_CRASHED,
+        ["The container istio-proxy", "exit code 1", "-c istio-proxy."],
+    ),
+    "an added container without its image": (
+        beside_the_runtime(NO_PULL),
+        Reason.IMAGE_PULL_FAILED,
+        ["The image proxy:1 of the container istio-proxy cannot be pulled: not found."],
+    ),
+    "an added container without its Secret": (
+        beside_the_runtime({"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}),
+        Reason.CONTAINER_CONFIG_INVALID,
+        ["The container istio-proxy cannot be created: no secret."],
+    ),
+    "an added init container that crashes": (
+        before_the_runtime(LOOPS),
+        Reason.CONTAINER_CRASHED,
+        ["The container istio-init", "exit code 3"],
+    ),
+    "an added init container without its image": (
+        before_the_runtime({"image": "init:1", **NO_PULL}),
+        Reason.IMAGE_PULL_FAILED,
+        ["The image init:1 of the container istio-init cannot be pulled"],
     ),
     "the runtime's own word": (
         ended(1, report("CheckpointInvalid", "No config.json in /models/x")),
@@ -207,8 +257,14 @@ HEALTHY: dict[str, Pod] = {
     "ended well": ended(0),
     "gated, not unschedulable": pod(conditions={"PodScheduled": {"status": "False", "reason": "SchedulingGated"}}),
     "on its way out": {**ended(1), "metadata": {"name": "x", "deletionTimestamp": "2025-01-01T00:00:00Z"}},
-    "another container's trouble": pod(
-        containerStatuses=[{"name": "sidecar", "state": {"terminated": {"exitCode": 1}}}]
+    "another container that ended well": pod(
+        containerStatuses=[{"name": "sidecar", "state": {"terminated": {"exitCode": 0}}}]
+    ),
+    "another container that runs again": pod(
+        containerStatuses=[{"name": "sidecar", "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}}]
+    ),
+    "another init container that waits for its turn": pod(
+        initContainerStatuses=[{"name": "istio-init", "state": {"waiting": {"reason": "PodInitializing"}}}]
     ),
 }
 
@@ -344,3 +400,34 @@ def test_an_image_that_an_init_container_cannot_pull_is_reported() -> None:
     found = diagnose_pod(pod(initContainerStatuses=[waits], container={"state": {"waiting": {"reason": "PodInit"}}}))
     assert found is not None
     assert (found.reason, IMAGE in found.message) == (Reason.IMAGE_PULL_FAILED, True)
+
+
+@pytest.mark.parametrize("volumes", [[], [{"name": "api-keys", "secret": {"secretName": "chat-keys"}}]])
+def test_a_file_of_api_keys_is_named_by_its_secret_and_its_key(volumes: list[dict[str, Any]]) -> None:
+    said = "--api-keys-file /var/run/secrets/millstream/api-keys/chat-keys/kyes cannot be read: No such file."
+    failed = ended(1, report("APIKeysInvalid", said))
+    failed["spec"]["volumes"] = [
+        {
+            "name": "api-keys",
+            "secret": {"secretName": "chat-keys", "items": [{"key": "kyes", "path": "c/kyes"}]},
+        }
+    ]
+    found = diagnose_pod(failed)
+    assert found is not None
+    assert found.message == (
+        "The key kyes of the Secret chat-keys (auth.apiKeysSecretRef) cannot be used, or does not exist: " + said
+    )
+    failed["spec"]["volumes"] = volumes
+    found = diagnose_pod(failed)
+    assert found is not None
+    assert found.message == said, "nothing says where the file comes from"
+
+
+def test_a_secret_that_the_runtime_names_is_not_named_twice() -> None:
+    said = "Secret chat-keys has no key kyes, or does not exist: create it, or correct auth.apiKeysSecretRef."
+    failed = ended(1, report("APIKeysInvalid", said))
+    secret = {"secretName": "chat-keys", "items": [{"key": "kyes", "path": "chat-keys/kyes"}]}
+    failed["spec"]["volumes"] = [{"name": "api-keys", "secret": secret}]
+    found = diagnose_pod(failed)
+    assert found is not None
+    assert found.message == said

@@ -51,9 +51,9 @@ async def test_a_node_that_would_not_hold_the_model_comes_without_an_edit() -> N
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"budget": {"maxMonthlyUSD": 1}}, "either: costs $10,019 a month, and budget.maxMonthlyUSD is 1. Name"),
+        ({"budget": {"maxMonthlyUSD": 1}}, "either: costs $5,009 a month, and budget.maxMonthlyUSD is 1. Name"),
         ({"objectives": {"itl": {"p95": "1ms"}}}, "objective 1 ms. Name"),
-        ({"replicas": 4}, "either: 4 replicas need 16 A100-80GB in groups of 4; there is room for 2. Name"),
+        ({"replicas": 5}, "either: 5 replicas need 10 A100-80GB in groups of 2; there is room for 4. Name"),
     ],
 )
 async def test_what_keeps_a_model_from_left_out_nodes_that_hold_its_weights_is_said(spec: Manifest, said: str) -> None:
@@ -116,7 +116,7 @@ async def test_a_plan_that_waits_names_the_nodes_on_which_it_would_not() -> None
 
 async def test_a_left_out_node_whose_gpus_are_held_is_no_way_out_of_waiting() -> None:
     held = (gpu_node("a", A100, 8), gpu_pod("p", "a", 8))
-    operator = await in_a_cluster(*held, gpu_node("b", A100, 8, taints=[SEARCH]), gpu_pod("q", "b", 6))
+    operator = await in_a_cluster(*held, gpu_node("b", A100, 8, taints=[SEARCH]), gpu_pod("q", "b", 7))
     (sentence,) = about_nodes(operator)
     assert sentence.endswith("dedicated=search:NoSchedule.")
 

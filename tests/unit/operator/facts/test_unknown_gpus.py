@@ -94,7 +94,7 @@ def _waits(revision: Revision) -> str:
 
 ROWS: list[Row] = [
     Row("known", "free", "", "`4×A100-80GB TP4", (gpu_node("gpu-1", A100, 8),), said="parallelism.tensor"),
-    Row("known", "held by others", "", ", pods wait", (gpu_node("gpu-1", A100, 8),), (gpu_pod("p", "gpu-1", 6),)),
+    Row("known", "held by others", "", ", pods wait", (gpu_node("gpu-1", A100, 8),), (gpu_pod("p", "gpu-1", 7),)),
     Row("known", "cordoned", "", ", pods wait", (gpu_node("gpu-1", A100, 8, unschedulable=True),)),
     Row("known", "scaled to zero", "", "refused, Infeasible"),
     Row(

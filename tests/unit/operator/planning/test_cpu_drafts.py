@@ -28,7 +28,8 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-CHAT, SMALL = read_shape(config("demo-chat")), read_shape(config("demo-draft"))
+# In float32, so that bytes are as they are counted below.
+CHAT, SMALL = (replace(read_shape(config(name)), dtype="FP32") for name in ("demo-chat", "demo-draft"))
 
 
 def decided(

@@ -28,8 +28,8 @@ from tests.support.llmdeployments import deployment
 ROOT = Path(__file__).resolve().parents[4]
 SOURCE: dict[str, Any] = {"draftModel": {"source": {"local": {"path": "demo-eagle"}}}}
 EAGLE: dict[str, Any] = {"method": "EAGLE"} | SOURCE
-CHAT = read_shape(json.loads((ROOT / "models/demo-chat/config.json").read_text()))
-HEAD = head_shape()
+CHAT = replace(read_shape(json.loads((ROOT / "models/demo-chat/config.json").read_text())), dtype="FP32")
+HEAD = replace(head_shape(), dtype="FP32")
 
 
 def decided(head: ModelShape | None = HEAD, target: ModelShape = CHAT, memory: str = "4Gi", **spec: Any) -> Any:
@@ -185,8 +185,8 @@ def test_a_draft_reads_the_head_and_the_output_head_that_it_shares() -> None:
     total = CHAT.parameters.total
     assert CHAT.parameters.head == 0, "it is tied, so a decode reads all weights"
     assert draft_share(CHAT, HEAD) == pytest.approx((475_648 + 2048 * 256) / total)
-    assert draft_share(CHAT, head_shape("Medusa")) == pytest.approx(475_648 / 3 / total)
-    assert draft_share(CHAT, head_shape("EAGLE-3")) == pytest.approx(475_648 / total)
+    assert draft_share(CHAT, replace(head_shape("Medusa"), dtype="FP32")) == pytest.approx(475_648 / 3 / total)
+    assert draft_share(CHAT, replace(head_shape("EAGLE-3"), dtype="FP32")) == pytest.approx(475_648 / total)
 
 
 def test_the_governor_of_a_head_is_applied_live() -> None:

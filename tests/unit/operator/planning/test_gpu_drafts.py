@@ -53,6 +53,17 @@ def test_a_format_that_the_draft_is_not_stored_in_is_refused_and_not_ignored(
     assert found.message.startswith(said)
 
 
+def test_a_draft_with_more_weights_than_its_target_is_refused_as_the_runtime_does() -> None:
+    """1.24 billion parameters in 16 bit; 8.03 billion are 16.06 GB."""
+    facts, spec = replace(FACTS, shape=DRAFT), {"source": SOURCE}
+    found = decided(TARGET, facts, draftModel=spec)
+    assert isinstance(found, Infeasible)
+    assert found.constraint == "speculation"
+    assert found.message.startswith("The weights of speculation.draftModel take 16.06 GB, more than the target")
+    assert {fix.field for fix in found.fixes} == {"speculation.method"}
+    assert isinstance(decided(TARGET, FACTS, draftModel=spec), Plan), "the same size is what a person may ask for"
+
+
 @pytest.mark.parametrize(("draft", "asked"), [(DRAFT, "Auto"), (DRAFT, "None"), (AWQ, "AWQ"), (AWQ, "Auto")])
 def test_the_format_that_it_is_stored_in_is_planned(draft: ModelShape, asked: str) -> None:
     found = decided(draft, draftModel={"source": SOURCE, "quantizationMethod": asked})

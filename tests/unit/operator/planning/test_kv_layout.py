@@ -19,7 +19,7 @@ from millstream_runtime.config_files import dump
 from tests.support.llmdeployments import deployment
 
 SAMPLES = Path(__file__).resolve().parents[3] / "data" / "model_configs"
-GEMMA = read_shape(json.loads((SAMPLES / "gemma-3-1b.json").read_text()))
+GEMMA = replace(read_shape(json.loads((SAMPLES / "gemma-3-1b.json").read_text())), dtype="FP32")
 DEFAULTS = PlanDefaults("registry.example.com/runtime:2")
 # Room for a request of 32,768 tokens where 22 of 26 layers keep 512 of them, and not where all keep all.
 MEMORY = {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "6400Mi"}}}]}}

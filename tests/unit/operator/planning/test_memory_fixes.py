@@ -57,11 +57,11 @@ def test_the_limit_that_is_offered_is_enough_and_a_gibibyte_less_is_not(name: st
 
 
 def test_the_message_names_the_weights_and_what_they_lack() -> None:
-    as_fp8, as_float32 = (decided(spec, large(), 2) for spec in ({"quantization": {"method": "FP8"}}, {}))
+    as_fp8, as_stored = (decided(spec, large(), 2) for spec in ({"quantization": {"method": "FP8"}}, {}))
     assert isinstance(as_fp8, Infeasible)
-    assert isinstance(as_float32, Infeasible)
+    assert isinstance(as_stored, Infeasible)
     assert "next to its FP8 weights" in as_fp8.message
-    assert "next to its float32 weights" in as_float32.message
+    assert "next to its BF16 weights" in as_stored.message
 
 
 def test_where_gpus_are_not_known_the_message_names_the_bytes_of_the_format() -> None:

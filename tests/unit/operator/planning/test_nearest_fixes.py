@@ -143,7 +143,7 @@ def test_an_autoscaler_over_budget_is_given_limits_that_the_api_accepts() -> Non
 
 
 def test_the_nearest_edit_comes_first() -> None:
-    spec = "engine: {maxModelLen: 32768}\naccelerator: {products: [L4]}"
+    spec = "engine: {maxModelLen: 131072}\naccelerator: {products: [L4]}"
     case = infeasible(LONG_8B, ("L4:1", "A100-80GB:1"), spec)
     fields = [fix.field for fix in refused(case).fixes if not fix.adds_nodes]
     assert fields[0] == "accelerator.products", "no client is promised a product"

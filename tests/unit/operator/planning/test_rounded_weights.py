@@ -82,8 +82,7 @@ def test_the_weights_are_counted_in_one_byte_each(gpus: str | None) -> None:
     assert rounded is not None
     assert plain is not None
     linear = shape().parameters.linear
-    width = 4 if gpus is None else 2
-    assert plain.weights_bytes - rounded.weights_bytes == pytest.approx(linear * (width - 1), rel=0.01)
+    assert plain.weights_bytes - rounded.weights_bytes == pytest.approx(linear, rel=0.01)
     assert rounded.embeddings_bytes == plain.embeddings_bytes
 
 
@@ -92,7 +91,7 @@ def test_a_cpu_replica_asks_for_the_memory_of_what_it_loads() -> None:
         return int(plan.resources.requests["memory"].removesuffix("Mi"))
 
     rounded, plain = mebibytes(planned(None, **FP8)), mebibytes(planned(None))
-    assert plain - rounded == pytest.approx(3 * shape().parameters.linear / 2**20, abs=512)
+    assert plain - rounded == pytest.approx(shape().parameters.linear / 2**20, abs=512)
 
 
 def test_a_gpu_without_fp8_is_refused_with_what_helps() -> None:

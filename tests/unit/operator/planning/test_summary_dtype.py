@@ -102,12 +102,6 @@ def test_float32_takes_twice_the_bytes_of_an_all_reduce() -> None:
     assert single.ttft_milliseconds == pytest.approx(2 * half.ttft_milliseconds, rel=0.02)
 
 
-def test_a_cpu_computes_in_float32() -> None:
-    shape = read_shape(TINY | {"dtype": "bfloat16"})
-    found = decide(deployment(accelerator={"type": "CPU"}), DEFAULTS, replace(CASE.facts(), shape=shape))
-    assert found.summary == "CPU TP1 FP32"
-
-
 def test_a_dtype_that_is_not_known_is_not_named() -> None:
     found = decide(deployment(accelerator={"type": "GPU"}), DEFAULTS, replace(CASE.facts(), shape=None))
     assert found.summary == "1×GPU TP1"

@@ -123,6 +123,7 @@ def test_their_bytes_do_not_depend_on_the_name(method: str) -> None:
 def test_a_draft_may_be_named_by_any_of_them_too(method: str, refused: bool) -> None:
     source = {"huggingFace": {"repository": "org/draft"}}
     draft = {"method": "DraftModel", "draftModel": {"source": source, "quantizationMethod": method}}
-    problem = gpu_draft_problem(parse(manifest(speculation=draft)).spec, llama_8b(compressed()), ())
+    model = llama_8b(compressed())
+    problem = gpu_draft_problem(parse(manifest(speculation=draft)).spec, model, model, ())
     assert (problem is not None) is refused
     assert problem is None or WORDS in problem

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from millstream_operator.kube.kinds import DEPLOYMENT, JOB
+from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB
 from tests.support.fake_operator import FakeOperator, judged, respec, served
 from tests.support.llmdeployments import manifest
 from tests.support.prepared_models import (
@@ -226,3 +228,99 @@ async def test_a_gate_that_cannot_run_is_one_reason_and_is_tried_again() -> None
     await operator.settle()
     assert operator.condition("Ready")["status"] == "True"
     assert len(records(operator)) == 2
+
+
+async def test_the_verdict_says_when_and_by_which_image_it_was_reached() -> None:
+    """Weights that are overwritten in place, or another image, are not judged again."""
+    operator = await preparing("quality", **JUDGED)
+    (job,) = [job for job in operator.cluster.all(JOB) if arguments(job)[0] == "quality"]
+    image = job["spec"]["template"]["spec"]["containers"][0]["image"]
+    await operator.settle()
+    message = operator.condition("ModelReady")["message"]
+    assert "The quality gate passed: chat: mean KL 0.004" in message
+    assert message.endswith(f" Judged on 2025-01-01 by image {image}; content not checked since.")
+    again = FakeOperator(operator.cluster)
+    again.now = "2026-01-01T00:00:00Z"
+    await again.turn()
+    assert again.condition("ModelReady")["message"] == message, "another process reads the record"
+
+
+READ = {
+    "sha256": "0123456789abcdef" * 4,
+    "files": 9,
+    "bytes": 3_400_000,
+    "sampled": 1,
+    "sampled_files": ["a.safetensors"],
+}
+
+
+async def judged_with(files: object) -> FakeOperator:
+    """A model that passed, and whose Job said that of the files that it read."""
+    operator = await preparing("quality", **JUDGED)
+    operator.cluster.run_jobs(json.dumps(json.loads(judged()) | {"files": files}))
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    return operator
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"candidate": READ}, ", files sha256:0123456789ab (1 of 9 by size, header and samples)"),
+        ({"candidate": READ | {"sampled": 0}}, ", files sha256:0123456789ab"),
+        ({"candidate": {"sha256": "../../x"}}, ""),
+        ({"candidate": []}, ""),
+        ("all", ""),
+    ],
+    ids=["one sampled", "all whole", "no digest", "no object", "a string"],
+)
+async def test_the_verdict_says_which_files_it_is_about(files: object, words: str) -> None:
+    operator = await judged_with(files)
+    message = operator.condition("ModelReady")["message"]
+    assert "The quality gate passed: chat: mean KL 0.004" in message
+    image = operator.cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert message.endswith(f" Judged on 2025-01-01 by image {image}{words}; content not checked since.")
+
+
+async def test_a_verdict_of_an_older_operator_names_no_files_and_is_not_reached_again() -> None:
+    operator = await judged_with({"candidate": READ})
+    (record,) = records(operator)
+    answer = json.loads(record["data"]["answer.json"])
+    before = json.dumps({key: answer[key] for key in answer if key not in ("files", "image")})
+    operator.cluster.remove(CONFIG_MAP, record["metadata"]["name"])  # it is immutable
+    operator.cluster.put(record | {"data": {"answer.json": before}})
+    again = FakeOperator(operator.cluster)
+    await again.settle(inspected="no Job is started")
+    assert again.condition("ModelReady")["message"].endswith(" Judged on 2025-01-01; content not checked since.")
+    assert again.condition("Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "/models/demo-draft was changed while it was judged (model.safetensors), so the figures would be of two "
+        "models: there is no verdict. Judge it again when nothing writes into it.",
+        "/models/demo-draft/model.safetensors (812 bytes) is truncated or corrupt: incomplete metadata; fetch or build "
+        "the file again.",
+    ],
+    ids=["replaced", "half written"],
+)
+async def test_files_without_a_verdict_are_named_and_judged_again(message: str) -> None:
+    operator = await preparing("quality", **JUDGED)
+    operator.cluster.run_jobs(json.dumps({"reason": "CheckpointInvalid", "message": message}), 1)
+    await operator.turn()
+    found = operator.condition("ModelReady")
+    assert (found["status"], found["reason"]) == ("False", "CheckpointInvalid")
+    assert message in found["message"]
+    operator.now = "2025-01-01T01:00:00Z"
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_the_job_that_judges_mounts_every_model_read_only() -> None:
+    operator = await preparing("quality")
+    (job,) = [job for job in operator.cluster.all(JOB) if arguments(job)[0] == "quality"]
+    mounts = job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    writable = [mount["mountPath"] for mount in mounts if not mount.get("readOnly")]
+    assert [path for path in writable if path.startswith("/models")] == []
+    assert any(mount["mountPath"].startswith("/models") for mount in mounts)

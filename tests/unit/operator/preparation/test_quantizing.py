@@ -60,6 +60,18 @@ async def test_the_job_quantizes_the_source_into_the_cache_under_the_restricted_
     assert operator.cluster.get(DEPLOYMENT, "demo") is None, "no pod before the model is made"
 
 
+async def test_the_job_that_quantizes_checks_what_the_gate_judges_by() -> None:
+    operator = await preparing("quantize", **MADE)
+    spec = the_job(operator)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    (checked,) = [one["value"] for one in container["env"] if one["name"] == "MILLSTREAM_CHECK_DATA"]
+    assert checked == "/var/run/millstream/held-out/held-out/data.jsonl"
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "held-out"]
+    assert volume["configMap"]["name"] == "held-out"
+    assert {one["mountPath"] for one in container["volumeMounts"]} >= {"/var/run/millstream/held-out"}
+    assert not any("check-data" in word for word in container["args"]), "an older image knows no such flag"
+
+
 async def test_the_pods_load_the_folder_that_was_made_and_download_nothing() -> None:
     operator = await preparing("quantize", **ONLY_MADE)
     out = next(word for word in arguments(the_job(operator)) if word.startswith("--out=")).removeprefix("--out=")

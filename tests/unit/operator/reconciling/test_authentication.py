@@ -11,6 +11,7 @@ import yaml
 
 from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, LLM_DEPLOYMENT
 from millstream_operator.probing.derived_keys import DerivedKeys
+from millstream_operator.reconciling.probe import LONGEST_KEYS_SECONDS, SHORTEST_KEYS_SECONDS
 from millstream_operator.rendering.probe_key_ring import ProbeKeyRing
 from millstream_operator.rendering.surroundings import Surroundings
 from tests.support.fake_operator import FakeModel, FakeOperator, respec, served, world
@@ -122,6 +123,45 @@ async def test_an_api_key_that_cannot_be_used_is_a_condition_that_stays_over_a_r
     corrected = FakeOperator(cluster, model=model, **OPTIONS)
     await corrected.settle()
     assert corrected.condition("APIKeysInvalid") == {}
+
+
+async def test_a_secret_that_is_deleted_is_a_condition_within_a_minute_or_so() -> None:
+    """Nothing in the cluster tells the operator, which has no right on Secrets; the pods do."""
+    cluster = world(manifest(auth=AUTH))
+    model = FakeModel(cluster)
+    model.key = RING.key(deployment())
+    waits: list[float] = []
+    operator = FakeOperator(cluster, model=model, later=lambda _, seconds: waits.append(seconds), **OPTIONS)
+    await operator.settle()
+    assert operator.condition("APIKeysInvalid") == {}
+    assert min(waits) <= LONGEST_KEYS_SECONDS, "the key comes back for that"
+    model.questions.clear()
+    model.ready = {"api_keys_problem": "the file is gone; the keys that were read before stay valid"}
+    operator.seconds += SHORTEST_KEYS_SECONDS - 1
+    await operator.turn()
+    assert model.questions == []
+    operator.seconds += LONGEST_KEYS_SECONDS - SHORTEST_KEYS_SECONDS + 2
+    await operator.turn()
+    assert [path for path, _ in model.questions] == ["/ready"], "no token is generated for that"
+    assert "the file is gone" in operator.condition("APIKeysInvalid")["message"]
+    assert operator.condition("Ready")["status"] == "True"
+    model.unreachable = "no answer"
+    operator.seconds += LONGEST_KEYS_SECONDS
+    await operator.turn()
+    assert "the file is gone" in operator.condition("APIKeysInvalid")["message"], "silence mends nothing"
+    assert operator.condition("Ready")["status"] == "True", "that is what the probe is for"
+    model.unreachable, model.ready = "", {}
+    operator.seconds += LONGEST_KEYS_SECONDS
+    await operator.turn()
+    assert operator.condition("APIKeysInvalid") == {}
+
+
+async def test_a_model_without_keys_is_not_asked_for_them() -> None:
+    operator = await served()
+    operator.model.questions.clear()
+    operator.seconds += LONGEST_KEYS_SECONDS + 1
+    await operator.turn()
+    assert operator.model.questions == []
 
 
 @pytest.mark.parametrize("said", [7, ["a"], "two\nlines", "x" * 5000])

@@ -117,13 +117,13 @@ async def test_what_asks_for_orphans_keeps_its_pods() -> None:
     operator = await served()
     being_deleted(operator.cluster, "orphan")
     await operator.turn()
-    assert asked(operator) == []
+    assert operator.writes == [("apply", "LLMDeployment/status")], "which says that it is being deleted"
     owned_by(operator.cluster)
     await operator.turn()
     operator.cluster.remove(LLM_DEPLOYMENT, "demo")
     await operator.turn()
     assert replicas(operator.cluster) == 1
-    assert [verb for verb, _ in operator.writes] == []
+    assert operator.writes == [("apply", "LLMDeployment/status")]
 
 
 async def test_orphans_of_which_the_watch_has_not_told_yet_keep_their_pods() -> None:
@@ -219,6 +219,10 @@ async def test_a_successor_of_the_same_name_serves_with_a_deployment_of_its_own(
     await operator.turn()
     assert replicas(operator.cluster) == 0, "the old one's pods end while the collector is behind"
     assert "to be deleted" in str(operator.retries[-1])
+    ready = operator.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Starting")
+    assert "taken by that of a deleted LLMDeployment of the same name" in ready["message"]
+    assert "Stalled" not in str(operator.cluster.the(LLM_DEPLOYMENT)["status"]["conditions"])
     operator.cluster.roll_out()
     assert operator.cluster.all(POD) == []
     await operator.settle()  # the collector comes

@@ -209,7 +209,7 @@ async def test_an_object_that_is_being_deleted_is_not_repaired() -> None:
     )
     operator.cluster.remove(SERVICE, "demo")
     await operator.turn()
-    assert operator.client.requests == []
+    assert operator.writes == [("apply", "LLMDeployment/status")], "which says that it is being deleted"
 
 
 async def test_a_namesakes_children_are_waited_for_and_not_taken_over() -> None:

@@ -15,7 +15,7 @@ from millstream_operator.rendering.alerts import Alert, alerts
 from millstream_operator.rendering.companions import POD_MONITOR, PROMETHEUS_RULE, CompanionDefaults, monitors
 from millstream_operator.rendering.scaled_object import scaled_object
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.engine.request import EngineStats, SpeculationStats
+from millstream_runtime.engine.request import EngineStats, PromptPace, SpeculationStats
 from millstream_runtime.engine.speculation.skip import Skip
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from tests.support.llmdeployments import deployment
@@ -45,6 +45,7 @@ class StillEngine:
         numbers: dict[str, Any] = dict.fromkeys(fields, 1)
         numbers["ended_by_preemptions"] = {1: 1}
         numbers["speculation"] = SpeculationStats(1, 1, (1,), {"no_room": 1})
+        numbers["prompt_pace"] = PromptPace(1, 1, 1, 1, 1)
         return EngineStats(**numbers)
 
 

@@ -19,6 +19,7 @@ def live_file(objectives: dict[str, Any] | None, accelerator: str | None = None)
     """The live configuration of a spec. `accelerator` None: with every field of the API, else with few."""
     full = full_manifest() if accelerator is None else manifest(accelerator={"type": accelerator})
     full["spec"].pop("objectives", None)
+    full["spec"].pop("service", None)  # its origins are in the file too
     if objectives is not None:
         full["spec"]["objectives"] = objectives
     found: dict[str, Any] = json.loads(live_config_map(parse(full))["data"]["live.json"])
@@ -106,3 +107,12 @@ async def test_another_mode_restarts_nothing() -> None:
         await operator.settle()
         assert operator.writes == [("apply", "ConfigMap"), ("apply", "LLMDeployment/status")]
     assert operator.cluster.the(DEPLOYMENT)["metadata"]["generation"] == before
+
+
+def test_allowed_origins_are_in_the_live_file_alone() -> None:
+    plain = parse(manifest())
+    allowed = parse(manifest(service={"allowedOrigins": ["https://chat.example.com"]}))
+    assert input_hash(allowed) == input_hash(plain), "no pod restarts"
+    assert json.loads(live_config_map(allowed)["data"]["live.json"])["allowed_origins"] == ["https://chat.example.com"]
+    assert "allowed_origins" not in live_config_map(plain)["data"]["live.json"]
+    assert live_config_map(parse(manifest(service={}))) == live_config_map(plain)

@@ -79,7 +79,7 @@ async def test_the_attempts_are_bounded_and_their_pauses_grow() -> None:
         assert one.decisions.count("RolloutRetried") == count
         assert one.decisions.count("RolledBack") == count + 1, "each attempt is told"
     assert list(PAUSES_SECONDS) == sorted(set(PAUSES_SECONDS))
-    assert "Change the spec to try again" in one.operator.condition("Ready")["message"]
+    assert "set spec.rollout.retry to another value" in one.operator.condition("Ready")["message"]
     assert one.operator.condition("Stalled")["reason"] == "RolledBack"
     one.operator.client.requests.clear()
     pass_time(one, 10 * 86400)
@@ -116,13 +116,45 @@ OWN: dict[str, Manifest] = {
 @pytest.mark.parametrize("name", OWN)
 async def test_a_failure_of_its_own_is_not_tried_again(name: str) -> None:
     one = await rolled_back(OWN[name])
-    assert "Change the spec to try again" in one.operator.condition("Ready")["message"]
+    assert "set spec.rollout.retry to another value" in one.operator.condition("Ready")["message"]
     assert one.operator.condition("Stalled")["reason"] == "RolledBack"
     one.operator.client.requests.clear()
     pass_time(one, 10 * 86400)
     await one.settle()
     assert one.images() == ["good"]
     assert one.operator.client.requests == []
+
+
+@pytest.mark.parametrize("name", ["a crash", "out of memory", "late, for no known reason"])
+async def test_another_value_of_retry_is_another_attempt(name: str) -> None:
+    one = await rolled_back(OWN[name])
+    rollout = {"strategy": "ResourceAware"}
+    await one.apply(rollout=rollout | {"retry": "1"})
+    await fail_again(one) if one.images() == [] else None
+    assert one.decisions.count("RolledBack") == 2, "tried once, and failed for the same cause"
+    one.operator.client.requests.clear()
+    pass_time(one, 10 * 86400)
+    now = one.operator.now
+    one.operator = FakeOperator(one.cluster)
+    one.operator.now = now
+    await one.settle()
+    assert one.operator.writes == [], "one value is one attempt, also for another process"
+    await one.apply(rollout=rollout)
+    assert one.decisions.count("RolloutRetried") == 1, "no value asks for nothing"
+    one.controller.failing.clear()
+    await one.apply(rollout=rollout | {"retry": "2"})
+    assert one.images() == ["next"]
+    assert one.operator.condition("Ready")["status"] == "True"
+    entry = next(entry for entry in one.status["decisions"] if entry["type"] == "RolloutRetried")
+    assert "spec.rollout.retry is '2'" in entry["message"]
+
+
+async def test_a_value_that_was_there_when_it_failed_is_no_attempt() -> None:
+    one = await served("ResourceAware")
+    one.controller.failing["next"] = OWN["a crash"]
+    await one.apply(rollout={"strategy": "ResourceAware", "retry": "1"}, **image("next"))
+    assert one.images() == ["good"]
+    assert "RolloutRetried" not in one.decisions
 
 
 async def test_a_change_of_the_spec_ends_the_attempts() -> None:

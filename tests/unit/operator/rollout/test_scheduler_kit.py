@@ -72,6 +72,21 @@ async def test_the_operator_reads_why_no_node_takes_a_pod() -> None:
     ready = one.operator.condition("Ready")
     assert ready["reason"] == "InsufficientGPU"
     assert "1 without 1 free nvidia.com/gpu; 1 cordoned" in ready["message"]
+    assert "device plugin" not in ready["message"], "there are GPUs: they are taken"
+
+
+async def test_a_cluster_without_any_gpu_is_told_from_one_whose_gpus_are_taken() -> None:
+    """The scheduler's words are the same for both; the operator sees the nodes."""
+    one = on_nodes(gpu_node("a", gpus=0), gpu_node("b", gpus=0), parallelism={"tensor": 1})
+    await one.settle()
+    ready = one.operator.condition("Ready")
+    assert ready["reason"] == "InsufficientGPU"
+    assert "Of 2 nodes: 2 without 1 free nvidia.com/gpu." in ready["message"]
+    assert ready["message"].endswith(
+        "No node of the cluster offers nvidia.com/gpu: install NVIDIA's device plugin where nodes have GPUs, add such "
+        "nodes, or set accelerator.type: CPU."
+    )
+    assert one.operator.condition("Reconciling")["status"] == "True", "a node may come"
 
 
 async def test_a_pod_that_waits_starts_a_node_of_its_pool() -> None:

@@ -87,3 +87,21 @@ def test_no_replica_is_missed_no_stage_is_skipped_and_it_ends(replicas: int, see
         assert after.held - shift.held in (0, 1)
         shift = after
     assert compared == list(stages(replicas)), "every stage, in order, to the end"
+
+
+@pytest.mark.parametrize(
+    ("held", "replicas", "percent"),
+    [(1, 2, 50), (2, 2, 100), (1, 4, 25), (2, 4, 50), (3, 4, 100), (1, 8, 0), (2, 8, 25), (3, 8, 50), (40, 40, 100)],
+)
+def test_the_percent_names_the_stage_whatever_the_number_of_replicas(held: int, replicas: int, percent: int) -> None:
+    assert Shift(held, replicas).percent == percent
+
+
+def test_replicas_that_change_never_lead_to_a_stage_of_a_smaller_percent_that_begins_anew() -> None:
+    """Four and eight replicas by turns: the percent grows at most, until it is that of both."""
+    shift = begin(4)
+    seen = []
+    for replicas in (8, 4) * 4:
+        shift = scaled(shift, replicas)
+        seen.append(shift.percent)
+    assert seen == [25] * 8

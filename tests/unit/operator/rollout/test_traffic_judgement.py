@@ -1,71 +1,207 @@
-"""New pods are worse where a difference is beyond chance, and never for a few requests."""
+"""New pods are worse where the evidence is enough, and a stage ends where the opposite evidence is."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from millstream_operator.rollout.traffic_shift.traffic_judgement import Side, in_words, why_worse
-from millstream_operator.workloads.traffic import NO_TRAFFIC, Traffic, total
+from millstream_operator.rollout.traffic_shift.evidence import Evidence, PodCounters, Reading, look, stage_begins
+from millstream_operator.rollout.traffic_shift.traffic_judgement import (
+    AT_LIMIT_ALPHA,
+    ERRORS_ALPHA,
+    RESTARTS_ALPHA,
+    TOKEN_TIME_ALPHA,
+    Limits,
+    are_alike,
+    in_words,
+    needs,
+    why_worse,
+)
+from millstream_operator.workloads.traffic import Histogram, Traffic
+
+INFINITE = math.inf
+TIME_EDGES = (0.025, 0.05, 0.1, 0.2, INFINITE)
+PROMPTS = Histogram((100.0, 1000.0, INFINITE), (1, 0, 0))
+LONG_PROMPTS = Histogram((100.0, 1000.0, INFINITE), (0, 1, 0))
+DEFAULT = Limits()
 
 
-def side(stop: int = 0, length: int = 0, error: int = 0, *, itl_seconds: float = 0.05, **counts: int) -> Side:
-    tokens = 20 * (stop + length)
-    traffic = Traffic(stop, length, error, tokens, tokens * itl_seconds)
-    return Side(traffic, traffic, read=1, **counts)
+def times(count: int, seconds: float) -> Histogram:
+    index = next(index for index, edge in enumerate(TIME_EDGES) if seconds <= edge)
+    return Histogram(TIME_EDGES, tuple(count if index == bucket else 0 for bucket in range(len(TIME_EDGES))))
+
+
+def traffic(
+    stop: int = 0, length: int = 0, error: int = 0, seconds: float = 0.03, prompts: Histogram = PROMPTS
+) -> Traffic:
+    complete = stop + length
+    lengths = Histogram(prompts.edges, tuple(complete * count for count in prompts.counts))
+    limits = Histogram(PROMPTS.edges, tuple(complete * count for count in PROMPTS.counts))
+    return Traffic(stop, length, error, times(complete, seconds), complete * seconds, lengths, limits)
+
+
+def after(new: Traffic, old: Traffic, looks: int = 1) -> Evidence:
+    """The evidence after so many looks, in each of which the pods answered the same."""
+    evidence = stage_begins(Evidence(), 25)
+    seen = {"new": Traffic(), "old": Traffic()}
+    evidence = look(evidence, *(Reading({uid}, {uid: PodCounters(seen[uid])}) for uid in ("new", "old")))
+    for _ in range(looks):
+        seen = {"new": seen["new"].plus(new), "old": seen["old"].plus(old)}
+        evidence = look(evidence, *(Reading({uid}, {uid: PodCounters(seen[uid])}) for uid in ("new", "old")))
+    return evidence
 
 
 @pytest.mark.parametrize(
     ("new", "old", "words"),
     [
-        (side(50), side(500), None),
-        (side(0), side(500), None),
-        (side(47, error=3), side(100), None),  # 3 of 50: more than one rollout in a thousand would show it
-        (side(40, error=10), side(500), "10 of 50 of its requests ended with an error, of the old pods' 0 of 500"),
-        (side(0, error=6), side(500), "6 of 6"),  # few, but never by chance
-        (side(40, error=10), side(400, error=100), None),  # the old pods fail as often
-        (side(10, 40), side(450, 50), "40 of 50 of its answers ended at their limit of tokens"),
-        (side(50, 0), side(250, 250), "0 of 50 of its answers"),  # they end too early
-        (side(40, 10), side(450, 50), None),  # a tenth more is no failure
-        (side(50, itl_seconds=0.2), side(50), None),  # four times: what a format may cost on a CPU
-        (side(50, itl_seconds=0.26), side(50), "its tokens come every 260 ms, those of the old pods every 50 ms"),
-        (side(5, itl_seconds=0.5), side(50), None),  # too few tokens to say
-        (side(50, restarts=1), side(50), "began anew 1 times"),
-        (side(50, restarts=1), side(50, restarts=1), None),
+        (traffic(50), traffic(500), None),
+        (traffic(), traffic(500), None),
+        (traffic(49, error=1), traffic(100), None),
+        (
+            traffic(40, error=10),
+            traffic(500),
+            "10 of 50 of its requests ended with an error, of the old pods' 0 of 500",
+        ),
+        (traffic(40, error=10), traffic(400, error=100), None),
+        (traffic(500), traffic(450, error=50), None),
+        (traffic(10, 40), traffic(450, 50), "40 of 50 of its answers ended at their limit of tokens"),
+        (traffic(10, 40, prompts=LONG_PROMPTS), traffic(450, 50), None),
+        (traffic(50, 0), traffic(250, 250), None),
+        (traffic(400, 100), traffic(450, 50), None),
+        (traffic(200, seconds=0.055), traffic(200), None),
+        (traffic(200, seconds=0.09), traffic(200), "its time per token is 90 ms, that of the old pods 30 ms"),
+        (traffic(20, seconds=0.09), traffic(200), None),
+    ],
+    ids=[
+        "alike",
+        "no requests",
+        "one error may be chance",
+        "more errors",
+        "the old pods fail as often",
+        "fewer errors",
+        "more at the limit",
+        "other prompts have other answers",
+        "fewer at the limit",
+        "a tenth more at the limit",
+        "not twice as slow",
+        "three times as slow",
+        "too few answers",
     ],
 )
-def test_what_is_worse(new: Side, old: Side, words: str | None) -> None:
-    found = why_worse(new, old)
+def test_what_is_worse(new: Traffic, old: Traffic, words: str | None) -> None:
+    found = why_worse(after(new, old), DEFAULT)
     assert (found is None) if words is None else (words in (found or "")), found
 
 
-def test_an_objective_decides_about_the_latency_where_there_is_one() -> None:
-    slow, old = side(50, itl_seconds=0.09), side(50, itl_seconds=0.01)
-    assert why_worse(slow, old, objective_seconds=0.1) is None, "nine times as slow, as promised"
-    assert "objectives.itl is 80 ms" in (why_worse(slow, old, objective_seconds=0.08) or "")
-    assert why_worse(slow, side(50, itl_seconds=0.085), objective_seconds=0.08) is None, "the old pods broke it, too"
+def test_the_budget_of_false_rollbacks_is_one_percent_in_all() -> None:
+    assert sum((ERRORS_ALPHA, RESTARTS_ALPHA, AT_LIMIT_ALPHA, TOKEN_TIME_ALPHA)) == pytest.approx(0.01)
 
 
-def test_counters_of_millions_are_judged_at_once() -> None:
-    many = Traffic(stop=2_000_000, error=2_000)
-    assert why_worse(Side(many), Side(many)) is None
-    assert why_worse(Side(Traffic(stop=2_000_000, error=2_600)), Side(many)) is not None
+def test_errors_that_all_pods_have_at_one_time_are_no_evidence() -> None:
+    """An hour of trouble for all, while the new pods had most of the requests, looks worse in the sums."""
+    calm = after(traffic(100), traffic(900))
+    trouble = after(traffic(450, error=450), traffic(50, error=50))
+    both = replace(
+        trouble,
+        new=calm.new.plus(trouble.new),
+        old=calm.old.plus(trouble.old),
+        errors=tuple(map(sum, zip(calm.errors, trouble.errors, strict=True))),
+    )
+    assert both.new.error / both.new.finished > 8 * both.old.error / both.old.finished
+    assert why_worse(both, DEFAULT) is None
 
 
-def test_traffic_is_added_and_a_process_that_began_anew_counts_from_zero() -> None:
-    before, now = Traffic(5, 1, 0, 60, 3.0), Traffic(7, 1, 1, 90, 4.5)
-    assert now.since(before) == Traffic(2, 0, 1, 30, 1.5)
-    assert Traffic(2).since(before) == Traffic(2)
-    assert total([now, before]) == Traffic(12, 2, 1, 150, 7.5)
-    assert total([]) == NO_TRAFFIC
+def test_an_objective_wins_over_the_old_pods_times() -> None:
+    slow = traffic(400, seconds=0.09)
+    assert why_worse(after(slow, traffic(400, seconds=0.01)), Limits(objective_seconds=0.2)) is None
+    words = why_worse(after(slow, traffic(400, seconds=0.03)), Limits(objective_seconds=0.06))
+    assert "objectives.itl is 60 ms" in (words or "")
+    broken = after(slow, traffic(400, seconds=0.085))
+    assert why_worse(broken, Limits(objective_seconds=0.06)) is None, "the old pods break it, too"
+    assert needs(broken, Limits(objective_seconds=0.06)).are_met
+
+
+def test_what_the_plans_allow_is_no_fault() -> None:
+    slow = after(traffic(300, seconds=0.09), traffic(300))
+    assert why_worse(slow, Limits(factor=8.0)) is None
+    assert needs(slow, Limits(factor=8.0)).are_met
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "missing"),
+    [
+        (traffic(260), traffic(500), ()),
+        (traffic(200), traffic(500), ("more requests, to tell its errors",)),
+        (traffic(260), traffic(20), ("50 answers of two tokens or more on both sides, to compare their times",)),
+        (replace(traffic(260), token_times=Histogram()), traffic(500), ()),
+        (traffic(260), replace(traffic(500), token_times=Histogram()), ()),
+        (traffic(5000, error=500), traffic(5000, error=500), ()),
+        (traffic(490, error=10), traffic(500), ("more requests, to tell its errors",)),
+        (traffic(260, seconds=0.059), traffic(260), ("more answers, to tell its time per token from the limit",)),
+    ],
+    ids=[
+        "no errors",
+        "too few requests",
+        "too few old answers",
+        "answers of one token",
+        "old pods without the histogram",
+        "one request in eleven fails on both sides",
+        "2 % of errors",
+        "near the limit",
+    ],
+)
+def test_a_stage_ends_with_the_evidence_that_it_needs(new: Traffic, old: Traffic, missing: tuple[str, ...]) -> None:
+    assert needs(after(new, old), DEFAULT).missing == missing
+
+
+def test_the_number_of_requests_that_is_needed() -> None:
+    # Without errors each request gives log(0.9995 / 0.97) = 0.02996: (log(400) + log(4)) / 0.02996 = 246.2.
+    assert needs(after(traffic(10), traffic(10)), DEFAULT).needed == 247
+    # With 1 %: 0.01 log(1/3) + 0.99 log(0.99/0.97) = 0.009218: 7.378 / 0.009218 = 800.4.
+    assert needs(after(traffic(99, error=1), traffic(10)), DEFAULT).needed == 801
+    assert needs(after(traffic(95, error=5), traffic(10)), DEFAULT).needed is None
+
+
+def test_prompts_are_alike_where_their_distributions_are() -> None:
+    assert are_alike(traffic(100), traffic(900))
+    assert not are_alike(traffic(100, prompts=LONG_PROMPTS), traffic(900))
+    mixed = traffic(500).plus(traffic(20, prompts=LONG_PROMPTS))
+    assert are_alike(mixed, traffic(900)), "4 % other prompts"
+    assert not are_alike(Traffic(stop=100), traffic(900)), "they do not report them"
+
+
+def test_a_process_that_began_anew_counts_from_zero() -> None:
+    before, now = traffic(5, 1), traffic(7, 1, 1)
+    part = now.since(before)
+    assert part.token_times_seconds == pytest.approx(2 * 0.03)
+    assert replace(part, token_times_seconds=0.0) == replace(traffic(2, 0, 1), token_times_seconds=0.0)
+    assert traffic(2).since(before) == traffic(2)
+    again = replace(traffic(50), started_at_seconds=9.0)
+    assert again.since(replace(before, started_at_seconds=3.0)) == again, "more than before, and another process"
+    assert now.plus(before).finished == 15
+
+
+def test_the_bound_of_squares_holds_for_any_values_and_is_reached() -> None:
+    """Values in the buckets (0, 1], (1, 2], (2, inf) that add up to the same sum; by hand where they are extreme."""
+    histogram = Histogram((1.0, 2.0, INFINITE), (2, 3, 1))
+    for values in ([0.5, 0.5, 1.5, 1.5, 1.5, 4.0], [0.1, 1.0, 1.1, 2.0, 1.3, 4.0], [1e-9, 1e-9, 1.1, 1.1, 1.1, 6.2]):
+        assert sum(value * value for value in values) <= histogram.most_squares(sum(values)) + 1e-9
+    assert Histogram((1.0, 2.0), (0, 4)).most_squares(6.0) == pytest.approx(2 * 1 + 2 * 4), "half at each end"
 
 
 @pytest.mark.parametrize(
     ("new", "old", "words"),
     [
-        (Side(), side(5), "could not be read, so nothing was compared"),
-        (side(), side(5), "no request ended in its pods"),
-        (side(60), side(90, error=1), "errors in 0 of 60 of its requests, in 1 of 91 of the old pods', mean time"),
+        (traffic(), traffic(5), "no request ended in its pods that could be read, so nothing was compared"),
+        (
+            traffic(60),
+            traffic(90, error=1),
+            "errors in 0 of 60 of its requests, in 1 of 91 of the old pods', mean time",
+        ),
+        (replace(traffic(60), token_times=Histogram()), traffic(90), "its times per token were not compared"),
     ],
 )
-def test_the_journal_says_what_was_compared(new: Side, old: Side, words: str) -> None:
-    assert words in in_words(new, old)
+def test_the_journal_says_what_was_compared(new: Traffic, old: Traffic, words: str) -> None:
+    assert words in in_words(after(new, old))

@@ -24,8 +24,8 @@ from tests.support.llmdeployments import deployment, manifest
 
 Manifest = dict[str, Any]
 REPOSITORY = "meta-llama/Llama-3.2-1B-Instruct"
-# Of 4.6 GiB of weights: an earlier plan fitted into the first; into the second both do, with other ledgers.
-LIMITS = {"refused today": "6Gi", "planned otherwise today": "8Gi"}
+# Of 2.3 GiB of weights: an earlier plan fitted into the first; into the second both do, with other ledgers.
+LIMITS = {"refused today": "3700Mi", "planned otherwise today": "5Gi"}
 POLICIES: dict[str, Manifest] = {"pinned": {}, "follows": {"runtime": {"updatePolicy": "FollowOperator"}}}
 EVERY_CASE = [(memory, policy) for memory in LIMITS for policy in POLICIES]
 
@@ -110,7 +110,7 @@ async def test_an_edit_that_needs_a_new_plan_is_refused_with_the_memory_that_it_
     assert running(cluster) == before
     shown = json.dumps(operator.status())
     assert "for the largest step" in shown
-    assert "podTemplate.spec.containers[runtime].resources.limits.memory: 7Gi" in shown
+    assert "podTemplate.spec.containers[runtime].resources.limits.memory: 4Gi" in shown
 
 
 @pytest.mark.parametrize(("memory", "policy"), EVERY_CASE)

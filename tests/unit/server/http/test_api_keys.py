@@ -85,6 +85,42 @@ def test_tenants_have_names_that_tell_nothing_of_their_keys(tmp_path: Path) -> N
     assert not any("key" in name for name in names)
 
 
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path where the operator mounts the key `kyes` of the Secret `chat-keys`."""
+    monkeypatch.setattr(api_keys, "API_KEYS_FOLDER", str(tmp_path))
+    (tmp_path / "chat-keys").mkdir()
+    return tmp_path / "chat-keys" / "kyes"
+
+
+def test_in_a_pod_messages_name_the_secret_and_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = mounted(tmp_path, monkeypatch)
+    with pytest.raises(RuntimeFailure) as caught:
+        ApiKeys(file)
+    assert str(caught.value) == (
+        "Secret chat-keys has no key kyes, or does not exist: create it with one API key per line, or correct "
+        "auth.apiKeysSecretRef."
+    )
+    file.write_text("two words\n")
+    with pytest.raises(RuntimeFailure) as caught:
+        ApiKeys(file)
+    assert str(caught.value).startswith("Key kyes of the Secret chat-keys (auth.apiKeysSecretRef) has no usable key: ")
+
+
+def test_a_secret_that_is_deleted_is_said_and_its_keys_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = mounted(tmp_path, monkeypatch)
+    file.write_text("key-a\n")
+    keys = ApiKeys(file)
+    assert keys.problem == ""
+    file.unlink()
+    assert keys.problem == (
+        "the file is gone: the Secret was deleted, or has no such key, and a pod that starts now fails; the keys that "
+        "were read before stay valid"
+    )
+    assert keys.holder("Bearer key-a") is not None
+    file.write_text("key-b\n")
+    assert keys.problem == ""
+
+
 UNUSABLE = [
     b"two words\n",
     b" \n\t\n",

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from millstream_runtime.server.http.connection_limits import ConnectionLimits
 from millstream_runtime.server.http.protocol import MAX_HEAD_BYTES, MAX_READ_BYTES, CappedHttpProtocol
 from tests.support.server_thread import ServerThread
 
@@ -104,6 +105,37 @@ def test_a_transfer_coding_that_would_not_be_decoded_is_refused_by_name(server: 
     assert b"transfer coding other than 'chunked'" in answer
     plain = HEAD + b"Transfer-Encoding: Chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     assert raw_answer(server, plain).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_old_connection_ends_after_a_whole_answer_and_says_so(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that pool connections would never send anything to a new pod."""
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
+    streamed = json.dumps(json.loads(BODY) | {"stream": True, "max_tokens": 8}).encode()
+    stream = HEAD + b"Content-Length: %d\r\n\r\n" % len(streamed)
+    for ages, wanted in (((0.0, 0.0), 1), ((60.0, 120.0), 2)):
+        monkeypatch.setattr(ConnectionLimits, "age_seconds", lambda _, ages=ages: ages[1])
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            answers = [client.post(TEXT, content=BODY, headers={"Content-Type": "application/json"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        closes = [answer.headers.get("connection") == "close" for answer in answers]
+        assert closes == [wanted == 1] * 2
+    monkeypatch.setattr(ConnectionLimits, "age_seconds", lambda _: 0.0)
+    for content in (request + BODY, stream + streamed):
+        answer = raw_answer(server, content)  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close\r\n" in answer
+        assert answer.endswith((b"}", b"0\r\n\r\n")), "the answer is whole"
+    both = raw_answer(server, (request + BODY) * 2)
+    assert both.count(b"HTTP/1.1 200 ") == 2, "a request that was sent behind another is answered, too"
+
+
+def test_the_age_of_a_connection_is_bounded_and_spread() -> None:
+    limits = ConnectionLimits()
+    ages = {limits.age_seconds() for _ in range(200)}
+    assert limits.least_age_seconds <= min(ages) < max(ages) <= limits.most_age_seconds
+    assert len(ages) > 100
 
 
 def test_a_connection_that_was_reset_leaves_nothing_behind(

@@ -44,6 +44,9 @@ class Letters:
     def push(self, token_id: int) -> str:
         return chr(97 + token_id % 26)
 
+    def pending(self) -> str:
+        return ""
+
     def finish(self) -> str:
         return ""
 
