@@ -172,6 +172,32 @@ class ProductField(IntEnum):
 PANEL_OUTPUTS = 16
 
 
+class IntegerRowsField(IntEnum):
+    """Of `integer_rows`; see `integer_layouts`."""
+
+    X = 0  # float32 [ROWS, INPUTS]
+    PREPARED = 1  # records, ROWS * INPUTS / 32
+    ROWS = 2
+    INPUTS = 3
+    OFFSET = 4  # that the format subtracts of each code
+
+
+class IntegerProductField(IntEnum):
+    """Of `integer_product`; see `integer_layouts`."""
+
+    X = 0  # float32 [ROWS, INPUTS], which each thread prepares for itself; 0: rows are prepared
+    PREPARED = 1  # records
+    SCRATCH_BYTES = 2  # from one thread's records to the next one's; 0: all read the same
+    CODES = 3  # of each panel
+    SCALES = 4
+    OUT = 5  # float32 [ROWS, NUM_PANELS * PANEL_OUTPUTS]
+    ROWS = 6
+    INPUTS = 7
+    NUM_PANELS = 8
+    FORMAT = 9  # `CodeFormat.number`
+    OFFSET = 10
+
+
 # By the name of each kernel, where it is: a module of this package. The function has the same name.
 KERNELS = {
     "paged_decode": "paged_decode",
