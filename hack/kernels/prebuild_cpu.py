@@ -3,8 +3,9 @@
     numba       Python to LLVM's language, optimized for the kind of CPU
     llvmlite    what is left of numba's own functions removed, entries added, an object file made
 
-The kind of CPU is x86-64-v3, not this machine's, and the same sources and versions give the same bytes. Elsewhere than
-on x86-64 the folder is empty, and the runtime computes with torch.
+The kind of CPU is x86-64-v3, not this machine's, and the same sources and versions give the same bytes.
+`integer_product` writes LLVM's language itself, once for each kind of CPU that it knows: each of its functions names
+its own. Elsewhere than on x86-64 the folder is empty, and the runtime computes with torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeError, Index
-from millstream_kernels.cpu.task import KERNELS, alone, in_team
+from millstream_kernels.cpu.task import ALL_KERNELS, INTEGER_KERNELS, KERNELS, alone, in_team
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 TEAM = """
@@ -107,6 +108,11 @@ def _compile() -> bytes:
         module.link_in(
             llvm.parse_assembly(TEAM + ENTRIES.format(kernel=name, in_team=in_team(kernel), alone=alone(kernel)))
         )
+    module.link_in(llvm.parse_assembly(importlib.import_module("millstream_kernels.cpu.integer_product").module_text()))
+    for kernel in INTEGER_KERNELS:
+        module.link_in(
+            llvm.parse_assembly(TEAM + ENTRIES.format(kernel=kernel, in_team=in_team(kernel), alone=alone(kernel)))
+        )
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, opt=3, reloc="pic", codemodel="default")
     _drop_all_but_the_entries(llvm, module, machine)
     unknown = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
@@ -129,7 +135,7 @@ def _with_one_name(llvm: Any, code: str, name: str) -> Any:
 
 def _drop_all_but_the_entries(llvm: Any, module: Any, machine: Any) -> None:
     """numba adds functions for Python to call, which need numba."""
-    entries = {name(kernel) for kernel in KERNELS for name in (in_team, alone)}
+    entries = {name(kernel) for kernel in ALL_KERNELS for name in (in_team, alone)}
     for one in (*module.functions, *module.global_variables):
         if not one.is_declaration and one.name not in entries:
             one.linkage = "internal"

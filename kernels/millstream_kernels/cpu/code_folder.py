@@ -17,11 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMAT = 1
-CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it
+CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it; `integer_product` is for more kinds, too
 INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
     "elementwise.py",
+    "integer_layouts.py",
+    "integer_product.py",
+    "integer_vectors.py",
     "intrinsics.py",
     "packed_product.py",
     "paged_decode.py",

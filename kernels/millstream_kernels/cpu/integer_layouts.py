@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GROUP_INPUTS, BLOCK_INPUTS = 32, 256
+GROUP_INPUTS = 32
 MOST_TILE_ROWS = 8
 RECORD_BYTES = 52
 STEP_PLACE, LEAST_PLACE, OFFSETS_PLACE = 32, 36, 40  # of each half of a group, and of all of it

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from millstream_kernels.cpu.integer_layouts import (
-    BLOCK_INPUTS,
     FORMATS,
     GROUP_INPUTS,
     LEAST_PLACE,
@@ -410,4 +409,3 @@ _WIDENED: dict[int, Callable[[ir.IRBuilder, Value], list[Value]]] = {
     6: _of_six_bits,
     8: _of_eight_bits,
 }
-_ = BLOCK_INPUTS

@@ -207,6 +207,15 @@ KERNELS = {
     "rope_kv_write": "elementwise",
     "packed_product": "packed_product",
 }
+# What `integer_product` is compiled for, the quickest first, and what a CPU must have for it, as Linux names it.
+INTEGER_INSTRUCTIONS = {
+    "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+}
+INTEGER_KERNELS = tuple(
+    f"{kernel}_{instructions}" for kernel in ("integer_rows", "integer_product") for instructions in INTEGER_INSTRUCTIONS
+)
+ALL_KERNELS = (*KERNELS, *INTEGER_KERNELS)
 
 
 @functools.lru_cache

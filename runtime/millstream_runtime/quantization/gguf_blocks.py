@@ -44,12 +44,12 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
-def _halves_of_bytes(codes: Tensor) -> Tensor:
+def halves_of_bytes(codes: Tensor) -> Tensor:
     """`[n, bytes]`: the low halves of all bytes, then the high ones."""
     return torch.cat((codes & 15, codes >> 4), dim=1)
 
 
-def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+def fifth_bits(blocks: Tensor, at: int) -> Tensor:
     """Bit `i` of four bytes is that of code `i`: 0 or 16, uint8 `[n, 32]`."""
     return (_bits(blocks[:, at : at + 4], 1, range(8)) << 4).flatten(1)
 
@@ -60,7 +60,7 @@ def _bits(packed: Tensor, mask: int, shifts: range) -> Tensor:
     return (packed.unsqueeze(-1) >> places) & mask
 
 
-def _planes(packed: Tensor, width: int, mask: int, shifts: range) -> Tensor:
+def planes(packed: Tensor, width: int, mask: int, shifts: range) -> Tensor:
     """Runs of `width` bytes, of each the first codes of all bytes, then the second: `[n, runs * shifts, width]`."""
     runs = packed.view(len(packed), -1, 1, width)
     places = torch.tensor([*shifts], dtype=torch.uint8, device=packed.device).view(1, 1, -1, 1)
@@ -68,20 +68,20 @@ def _planes(packed: Tensor, width: int, mask: int, shifts: range) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return (_halves_of_bytes(blocks[:, 2:]).float() - 8) * _half(blocks, 0)
+    return (halves_of_bytes(blocks[:, 2:]).float() - 8) * _half(blocks, 0)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _halves_of_bytes(blocks[:, 4:]).float() + _half(blocks, 2)
+    return _half(blocks, 0) * halves_of_bytes(blocks[:, 4:]).float() + _half(blocks, 2)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    codes = _halves_of_bytes(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    codes = halves_of_bytes(blocks[:, 6:]) | fifth_bits(blocks, 2)
     return (codes.float() - 16) * _half(blocks, 0)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    codes = _halves_of_bytes(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    codes = halves_of_bytes(blocks[:, 8:]) | fifth_bits(blocks, 4)
     return _half(blocks, 0) * codes.float() + _half(blocks, 2)
 
 
@@ -90,7 +90,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    codes = _halves_of_bytes(blocks[:, 2:])
+    codes = halves_of_bytes(blocks[:, 2:])
     table = torch.tensor(IQ4_NL_VALUES, device=blocks.device)
     return _half(blocks, 0) * table.index_select(0, codes.flatten().int()).view(codes.shape)
 
@@ -99,46 +99,46 @@ def _q2_k(blocks: Tensor) -> Tensor:
     small = blocks[:, :16]
     scale = (_half(blocks, 80) * (small & 15).float()).unsqueeze(-1)
     least = (_half(blocks, 82) * (small >> 4).float()).unsqueeze(-1)
-    codes = _planes(blocks[:, 16:80].contiguous(), 32, 3, range(0, 8, 2)).view(-1, 16, 16).float()
+    codes = planes(blocks[:, 16:80].contiguous(), 32, 3, range(0, 8, 2)).view(-1, 16, 16).float()
     return (scale * codes - least).flatten(1)
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    low = _planes(blocks[:, 96:104].contiguous(), 8, 15, range(0, 8, 4)).flatten(1)
-    high = _planes(blocks[:, 104:108].contiguous(), 4, 3, range(0, 8, 2)).flatten(1)
+    low = planes(blocks[:, 96:104].contiguous(), 8, 15, range(0, 8, 4)).flatten(1)
+    high = planes(blocks[:, 104:108].contiguous(), 4, 3, range(0, 8, 2)).flatten(1)
     scale = _half(blocks, 108) * ((low | (high << 4)).float() - 32)
-    codes = _planes(blocks[:, 32:96].contiguous(), 32, 3, range(0, 8, 2)).view(-1, 16, 16)
-    is_low = _planes(blocks[:, :32].contiguous(), 32, 1, range(8)).view(-1, 16, 16) ^ 1
+    codes = planes(blocks[:, 32:96].contiguous(), 32, 3, range(0, 8, 2)).view(-1, 16, 16)
+    is_low = planes(blocks[:, :32].contiguous(), 32, 1, range(8)).view(-1, 16, 16) ^ 1
     return (scale.unsqueeze(-1) * (codes.float() - (is_low << 2).float())).flatten(1)
 
 
-def _six_bit_scales(small: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and least weights of eight groups in 12 bytes, float32 `[n, 8]` each."""
+def six_bit_scales(small: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and least weights of eight groups in 12 bytes, uint8 `[n, 8]` each."""
     first, second, third = small[:, 0:4], small[:, 4:8], small[:, 8:12]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), dim=1)
     least = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), dim=1)
-    return scales.float(), least.float()
+    return scales, least
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    scales, least = _six_bit_scales(blocks[:, 4:16])
-    codes = _planes(blocks[:, 16:].contiguous(), 32, 15, range(0, 8, 4)).float()
-    scaled = (_half(blocks, 0) * scales).unsqueeze(-1) * codes
-    return (scaled - (_half(blocks, 2) * least).unsqueeze(-1)).flatten(1)
+    scales, least = six_bit_scales(blocks[:, 4:16])
+    codes = planes(blocks[:, 16:].contiguous(), 32, 15, range(0, 8, 4)).float()
+    scaled = (_half(blocks, 0) * scales.float()).unsqueeze(-1) * codes
+    return (scaled - (_half(blocks, 2) * least.float()).unsqueeze(-1)).flatten(1)
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    scales, least = _six_bit_scales(blocks[:, 4:16])
-    low = _planes(blocks[:, 48:].contiguous(), 32, 15, range(0, 8, 4))
-    high = _planes(blocks[:, 16:48].contiguous(), 32, 1, range(8))
-    scaled = (_half(blocks, 0) * scales).unsqueeze(-1) * (low | (high << 4)).float()
-    return (scaled - (_half(blocks, 2) * least).unsqueeze(-1)).flatten(1)
+    scales, least = six_bit_scales(blocks[:, 4:16])
+    low = planes(blocks[:, 48:].contiguous(), 32, 15, range(0, 8, 4))
+    high = planes(blocks[:, 16:48].contiguous(), 32, 1, range(8))
+    scaled = (_half(blocks, 0) * scales.float()).unsqueeze(-1) * (low | (high << 4)).float()
+    return (scaled - (_half(blocks, 2) * least.float()).unsqueeze(-1)).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     scale = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
-    low = _planes(blocks[:, :128].contiguous(), 64, 15, range(0, 8, 4)).view(-1, 8, 32)
-    high = _planes(blocks[:, 128:192].contiguous(), 32, 3, range(0, 8, 2))
+    low = planes(blocks[:, :128].contiguous(), 64, 15, range(0, 8, 4)).view(-1, 8, 32)
+    high = planes(blocks[:, 128:192].contiguous(), 32, 3, range(0, 8, 2))
     codes = (low | (high << 4)).view(-1, 16, 16).float() - 32
     return (scale.unsqueeze(-1) * codes).flatten(1)
 

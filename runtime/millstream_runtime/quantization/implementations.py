@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from millstream_kernels.cpu import integer_check
+from millstream_kernels.cpu.integer_layouts import FORMATS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
 from millstream_runtime.quantization.cpu import code_table, int4_linear, int8_linear
+from millstream_runtime.quantization.cpu.gguf_codes import integer_weight
+from millstream_runtime.quantization.cpu.integer_linear import IntegerLinear
 from millstream_runtime.quantization.cpu.table_linear import TableLinear
 from millstream_runtime.quantization.gpu.whole_linear import whole_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
@@ -61,12 +65,14 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    """By 8-bit activations where the format asks for them, by bfloat16 ones where codes have 4 bits and no other
-    arithmetic was asked for, else dequantized once: each where there is memory for it.
+    """By 8-bit activations where the format asks for them or is one of GGUF, by bfloat16 ones where codes have 4 bits,
+    the last two where no other arithmetic was asked for, else dequantized once: each where there is memory for it.
 
     Dequantized in float32 and wider only: there the other ways round alike.
     """
     if (linear := _by_int8_activations(source, weight, bias)) is not None:
+        return linear
+    if (linear := _by_integer_sums(source, weight, bias)) is not None:
         return linear
     if (linear := _by_bfloat16_activations(source, weight, bias)) is not None:
         return linear
@@ -99,6 +105,22 @@ def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Te
         reason = "the checkpoint asks for 8 bits, and sums of this processor have room for 7"
         source.note_implementation("8-bit activations, 7 bits used", reason)
     return int8_linear.int8_linear(weight, bias)
+
+
+def _by_integer_sums(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
+    """Of a weight in GGUF's blocks, which is held in the bits of its codes and needs no room beside the plan's."""
+    if not isinstance(weight, BlockWeight) or weight.kind.name not in FORMATS:
+        return None
+    if not source.may_round_activations or source.dtype != torch.float32:
+        return None
+    product, _ = integer_check.load()
+    if product is None:
+        return None
+    held = integer_weight(weight)
+    source.count(held.num_bytes)
+    reason = f"a kernel for {product.instructions} computes its format"
+    source.note_implementation("8-bit activations per 32 inputs by packed codes", reason)
+    return IntegerLinear(product, held, bias)
 
 
 def _by_bfloat16_activations(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
