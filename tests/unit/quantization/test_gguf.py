@@ -27,6 +27,7 @@ from tests.support.gguf_files import HALVES, TypeOf, q4_k_m, random_rows, write_
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import (
     engine_answers,
+    logits_of,
     make_engine,
     model_logits,
     prompts_of,
@@ -172,17 +173,37 @@ def test_an_answer_is_the_same_alone_and_in_company(mix: str, folders: GgufFolde
     engine = make_engine(folder)
     together = engine_answers(engine, prompts, 12)
     assert [engine_answers(engine, [prompt], 12)[0] for prompt in prompts] == together
-    assert together == engine_answers(make_engine(dequantized_folder), prompts, 12)
+    exact = engine_answers(make_engine(folder, dtype=DType.FLOAT32), prompts, 12)
+    assert exact == engine_answers(make_engine(dequantized_folder), prompts, 12)
 
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_weights_take_the_bytes_that_were_planned(mix: str, folders: GgufFolders) -> None:
     folder, _ = folders.written("llama", mix)
     config = load_model_config(folder)
+    planned_bytes = expected_weights(config, torch.float32).num_bytes
+    exact = load_model(config, folder, torch.float32, CPU, may_round_activations=False)
+    assert exact.weight_bytes == planned_bytes
+    dequantized_once = load_model(
+        config, folder, torch.float32, CPU, copy_budget_bytes=1 << 30, may_round_activations=False
+    )
+    assert dequantized_once.weight_bytes > planned_bytes
+    if mix in ("Q8_0", "Q4_K_M"):
+        packed = load_model(config, folder, torch.float32, CPU, copy_budget_bytes=1 << 30)
+        assert planned_bytes <= packed.weight_bytes <= 1.03 * planned_bytes
+
+
+@pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M"])
+def test_activations_of_8_bits_cost_little_and_float32_nothing(mix: str, folders: GgufFolders) -> None:
+    """`--dtype float32` is the dequantized model; without it rows are rounded per 32 inputs, and only then."""
+    folder, dequantized_folder = folders.written("llama", mix)
+    config, [prompt] = load_model_config(folder), prompts_of([29])
+    expected = model_logits(dequantized_folder, prompt, 13, torch.float32)
+    exact = load_model(config, folder, torch.float32, CPU, may_round_activations=False)
+    torch.testing.assert_close(logits_of(exact, config, prompt, 13, torch.float32), expected, rtol=1e-4, atol=1e-4)
     packed = load_model(config, folder, torch.float32, CPU)
-    assert packed.weight_bytes == expected_weights(config, torch.float32).num_bytes
-    dequantized_once = load_model(config, folder, torch.float32, CPU, copy_budget_bytes=1 << 30)
-    assert dequantized_once.weight_bytes > packed.weight_bytes
+    difference = logits_of(packed, config, prompt, 13, torch.float32) - expected
+    assert 0 < float(difference.norm() / expected.norm()) < 0.03
 
 
 def test_llama_3s_rotary_factors_are_those_of_the_file(tmp_path: Path) -> None:
