@@ -6,6 +6,7 @@ paged_prefill.py    attention of prompts     |
 elementwise.py      norm, gate, rotation     |  the kernels, which only the compiler imports
 packed_product.py   16-bit weights           |
 integer_product.py  codes of 4 to 8 bits     |
+integer_codes.py    its codes and scales     |
 integer_vectors.py  its sums, by kind of CPU |
 stored_numbers.py   keys, values to float32  |
 vectors.py          loops over vectors       |

@@ -22,6 +22,7 @@ INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
     "elementwise.py",
+    "integer_codes.py",
     "integer_layouts.py",
     "integer_product.py",
     "integer_vectors.py",

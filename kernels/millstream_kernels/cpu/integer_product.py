@@ -16,10 +16,11 @@ own. Only the compiler imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from llvmlite import ir
 
+from millstream_kernels.cpu.integer_codes import WIDENED, from_halves, scales_of
 from millstream_kernels.cpu.integer_layouts import (
     FORMATS,
     GROUP_INPUTS,
@@ -29,14 +30,12 @@ from millstream_kernels.cpu.integer_layouts import (
     RECORD_BYTES,
     STEP_PLACE,
     CodeFormat,
-    ScaleKind,
 )
 from millstream_kernels.cpu.integer_vectors import (
     AVX2,
     AVX512_VNNI,
     BYTES,
     INT8,
-    INT16,
     INT32,
     INT64,
     SINGLE,
@@ -54,9 +53,8 @@ from millstream_kernels.cpu.integer_vectors import (
 from millstream_kernels.cpu.task import IntegerProductField, IntegerRowsField
 from millstream_kernels.cpu.vectors import plus, repeat, times
 
-_HALVES = ir.VectorType(ir.HalfType(), WIDTH)
 _EIGHT, _EIGHT_WHOLE = ir.VectorType(SINGLE, 8), ir.VectorType(INT32, 8)
-_VECTORS_OF_GROUP, _VECTOR_BYTES = 8, 64
+_VECTORS_OF_GROUP = 8
 _LEVELS = 127.0
 _INFINITY_BITS, _SIZE_BITS = 0x7F800000, 0x7FFFFFFF
 _LEAST_SIZE_BITS = 0x04000000  # 2 ** -119: below it 127 / size overflows, and a group is as good as zeros
@@ -113,7 +111,7 @@ def _share(builder: ir.IRBuilder, count: Value, part: Value, step: Value) -> tup
 
 
 def _rows_function(module: ir.Module, instructions: Instructions) -> ir.Function:
-    """`(x, prepared, inputs, rows, first, end, offset)`: prepare rows `first` to `end` of all; see `integer_layouts`."""
+    """`(x, prepared, inputs, rows, first, end, offset)`: prepare rows `first` to `end` of all."""
     function = _function(module, f"prepare_{instructions.name}", 7, instructions)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     x, prepared, inputs, rows, first, end, offset = function.args
@@ -245,7 +243,9 @@ def _product_function(module: ir.Module, instructions: Instructions, code_format
             done = INT64(0)
             for size in heights:  # which is a sum of heights
 
-                def compute(index: Value, kept: Sequence[Value], size: int = size, done: Value = done) -> Sequence[Value]:
+                def compute(
+                    index: Value, kept: Sequence[Value], size: int = size, done: Value = done
+                ) -> Sequence[Value]:
                     own = builder.add(done, times(builder, index, size))
                     own_records = builder.add(records, times(builder, own, RECORD_BYTES))
                     own_place = builder.add(place, builder.mul(own, out_stride))
@@ -266,9 +266,7 @@ def _product_function(module: ir.Module, instructions: Instructions, code_format
     return function
 
 
-def _tile_function(
-    module: ir.Module, instructions: Instructions, code_format: CodeFormat, height: int
-) -> ir.Function:
+def _tile_function(module: ir.Module, instructions: Instructions, code_format: CodeFormat, height: int) -> ir.Function:
     """`(records, stride, codes, scales, units, out, out_stride)`: `height` rows by one panel.
 
     `stride`: from a record of one group to that of the next.
@@ -284,7 +282,7 @@ def _tile_function(
     def of_unit(unit: Value, totals: Sequence[Value]) -> Sequence[Value]:
         of_scales = builder.add(scales, times(builder, unit, kind.num_bytes))
         first_group = times(builder, unit, groups_of_unit)
-        shared = [_from_halves(builder, plus(builder, of_scales, 2 * WIDTH * at)) for at in range(kind.num_halves)]
+        shared = [from_halves(builder, plus(builder, of_scales, 2 * WIDTH * at)) for at in range(kind.num_halves)]
         of_groups = plus(builder, of_scales, 2 * WIDTH * kind.num_halves)
 
         def of_group(index: Value, totals: Sequence[Value]) -> Sequence[Value]:
@@ -318,11 +316,11 @@ def _add_group(
     small: Value,
 ) -> list[Value]:
     """`totals` with the products of one group. `small`: the address of the group's own scales."""
-    weights = _WIDENED[code_format.bits](builder, codes)
+    weights = WIDENED[code_format.bits](builder, codes)
     if code_format.bits == 8 and instructions.has_signed_codes:
         weights = [builder.xor(one, constant(BYTES, 0x80)) for one in weights]
     is_signed = code_format.bits == 8 and instructions.has_signed_codes
-    scales, least = _scales(builder, code_format.scales, shared, small)
+    scales, least = scales_of(builder, code_format.scales, shared, small)
     added = []
     for row, total in enumerate(totals):
         own = plus(builder, record, row * RECORD_BYTES)
@@ -343,69 +341,3 @@ def _add_group(
             total = call(builder, "llvm.fma.v16f32", VECTOR, least, factor, total)
         added.append(total)
     return added
-
-
-def _from_halves(builder: ir.IRBuilder, address: Value) -> Value:
-    return builder.fpext(load(builder, address, _HALVES), VECTOR)
-
-
-def _scales(
-    builder: ir.IRBuilder, kind: ScaleKind, shared: Sequence[Value], small: Value
-) -> tuple[list[Value], Value | None]:
-    """Scales of the parts of a group, and its least weights."""
-    if not kind.group_bytes:
-        return [shared[0]], shared[1] if len(shared) > 1 else None
-
-    def whole(at: int) -> Value:
-        stored = load(builder, plus(builder, small, WIDTH * at), ir.VectorType(INT8, WIDTH))
-        widened = builder.sext(stored, WHOLE) if kind.is_signed else builder.zext(stored, WHOLE)
-        return builder.sitofp(widened, VECTOR)
-
-    if kind.has_least:
-        return [builder.fmul(shared[0], whole(0))], builder.fmul(shared[1], whole(1))
-    return [builder.fmul(shared[0], whole(at)) for at in range(kind.group_bytes // WIDTH)], None
-
-
-def _stored(builder: ir.IRBuilder, codes: Value, first: int, count: int) -> list[Value]:
-    return [load(builder, plus(builder, codes, _VECTOR_BYTES * (first + at)), BYTES) for at in range(count)]
-
-
-def _shifted(builder: ir.IRBuilder, vector: Value, shift: int, mask: int) -> Value:
-    """Bits of each byte moved down (`shift` above 0) or up, and masked: vectors of bytes have no shifts of their own."""
-    shorts = ir.VectorType(INT16, 32)
-    whole = builder.bitcast(vector, shorts)
-    if shift:
-        move = builder.lshr if shift > 0 else builder.shl
-        whole = move(whole, constant(shorts, abs(shift)))
-    return builder.and_(builder.bitcast(whole, BYTES), constant(BYTES, mask))
-
-
-def _of_four_bits(builder: ir.IRBuilder, codes: Value) -> list[Value]:
-    stored = _stored(builder, codes, 0, 4)
-    return [_shifted(builder, one, 0, 15) for one in stored] + [_shifted(builder, one, 4, 15) for one in stored]
-
-
-def _of_five_bits(builder: ir.IRBuilder, codes: Value) -> list[Value]:
-    """Bit `i` of a byte of the last vector is the fifth bit in vector `i`."""
-    (high,) = _stored(builder, codes, 4, 1)
-    low = _of_four_bits(builder, codes)
-    return [builder.or_(one, _shifted(builder, high, at - 4, 16)) for at, one in enumerate(low)]
-
-
-def _of_six_bits(builder: ir.IRBuilder, codes: Value) -> list[Value]:
-    """Two bits of each byte of the last two vectors, one for vectors 0 to 3 and one for 4 to 7."""
-    high = _stored(builder, codes, 4, 2)
-    low = _of_four_bits(builder, codes)
-    return [builder.or_(one, _shifted(builder, high[at // 4], 2 * (at % 4) - 4, 48)) for at, one in enumerate(low)]
-
-
-def _of_eight_bits(builder: ir.IRBuilder, codes: Value) -> list[Value]:
-    return _stored(builder, codes, 0, 8)
-
-
-_WIDENED: dict[int, Callable[[ir.IRBuilder, Value], list[Value]]] = {
-    4: _of_four_bits,
-    5: _of_five_bits,
-    6: _of_six_bits,
-    8: _of_eight_bits,
-}

@@ -88,7 +88,9 @@ class Instructions:
         """`weights` BYTES, `row` four of its bytes as one int32."""
         if self.has_signed_codes:
             return _sums_of_avx2(builder, sums, weights, row, is_signed=is_signed)
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WHOLE, sums, weights, _as_bytes(builder, splat(builder, row)))
+        return call(
+            builder, "llvm.x86.avx512.vpdpbusd.512", WHOLE, sums, weights, _as_bytes(builder, splat(builder, row))
+        )
 
 
 def _as_bytes(builder: ir.IRBuilder, whole: Value) -> Value:

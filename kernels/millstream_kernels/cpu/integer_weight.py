@@ -138,9 +138,7 @@ def integer_product(code: LoadedCode, instructions: str, x: Tensor, weight: Inte
     return out if outputs == weight.num_outputs else out[:, : weight.num_outputs]
 
 
-def _run(
-    code: LoadedCode, instructions: str, x: Tensor, weight: IntegerWeight, out: Tensor, num_threads: int
-) -> None:
+def _run(code: LoadedCode, instructions: str, x: Tensor, weight: IntegerWeight, out: Tensor, num_threads: int) -> None:
     rows, inputs = x.shape
     own_format = weight.code_format
     record_bytes = rows * (inputs // GROUP_INPUTS) * RECORD_BYTES

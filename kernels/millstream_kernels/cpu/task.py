@@ -213,7 +213,9 @@ INTEGER_INSTRUCTIONS = {
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
 INTEGER_KERNELS = tuple(
-    f"{kernel}_{instructions}" for kernel in ("integer_rows", "integer_product") for instructions in INTEGER_INSTRUCTIONS
+    f"{kernel}_{instructions}"
+    for kernel in ("integer_rows", "integer_product")
+    for instructions in INTEGER_INSTRUCTIONS
 )
 ALL_KERNELS = (*KERNELS, *INTEGER_KERNELS)
 
