@@ -334,6 +334,24 @@ MODELS = [
         "kernels/test_bfloat16_check.py::test_a_wrong_product_is_not_used_and_the_reason_is_one_line",
     ),
     Mutation.of(
+        "integer products: a product that loses a NaN is used",
+        f"{KERNELS}/cpu/integer_check.py",
+        "if not bool(spoiled[1:3].isnan().all()):",
+        "if bool(spoiled[1:3].isinf().any()):",
+        "kernels/test_integer_product.py::test_a_product_that_is_wrong_is_not_used",
+    ),
+    Mutation.of(
+        "GGUF: --dtype float32 rounds activations",
+        f"{RUNTIME}/quantization/implementations.py",
+        """    if not source.may_round_activations or source.dtype != torch.float32:
+        return None
+    product, _""",
+        """    if source.dtype != torch.float32:
+        return None
+    product, _""",
+        "quantization/test_gguf.py::test_activations_of_8_bits_cost_little_and_float32_nothing",
+    ),
+    Mutation.of(
         "many prompts make answers wait for 16 decode steps however slow these are",
         f"{RUNTIME}/engine/scheduling/pacing.py",
         "return max(longest, min(MOST_CROWD_SECONDS, ratio * decode_seconds))",
