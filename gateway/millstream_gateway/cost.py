@@ -40,7 +40,7 @@ class Cost:
         return self.prefill_seconds + self.kv_wait_seconds + self.decode_seconds
 
 
-def prefill_rate(replicas: Sequence[Replica]) -> float:
+def usual_prefill_rate(replicas: Sequence[Replica]) -> float:
     """Return the rate of a replica that reports none: the median of the others'."""
     rates = [one.report.prefill_tokens_per_second for one in replicas if one.report is not None]
     measured = [rate for rate in rates if rate is not None]
@@ -48,13 +48,18 @@ def prefill_rate(replicas: Sequence[Replica]) -> float:
 
 
 def cost(
-    request: RoutedRequest, replica: Replica, beliefs: PickerBeliefs, now_seconds: float, usual_rate: float
+    request: RoutedRequest,
+    replica: Replica,
+    cached_tokens: float,
+    beliefs: PickerBeliefs,
+    now_seconds: float,
+    usual_rate: float,
 ) -> Cost:
     """Return what the request would take there. `usual_rate`: of a replica that reports none."""
     report = replica.report
     rate = (report.prefill_tokens_per_second if report is not None else None) or usual_rate
     prompt_tokens = beliefs.prompt_tokens(request)
-    cached_tokens = min(beliefs.cached_tokens(replica.endpoint, request), max(0.0, prompt_tokens - 1))
+    cached_tokens = min(cached_tokens, max(0.0, prompt_tokens - 1))
     uncached_tokens = prompt_tokens - cached_tokens
     backlog_tokens, unreported_tokens = _backlog(replica, beliefs, now_seconds, rate)
     free_tokens = (report.free_tokens if report is not None else 0) - unreported_tokens - prompt_tokens

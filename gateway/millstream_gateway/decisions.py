@@ -17,7 +17,10 @@ LONGEST_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`last_uses`: of the chunks that were believed to be there, when each had been used last. `tokens`: to compute."""
+    """`last_uses`: of the chunks that were believed to be there, the number of the decision that had used each last.
+
+    `is_guess`: its turn before was guessed to be there.
+    """
 
     request: RoutedRequest
     number: int
@@ -25,6 +28,7 @@ class Decision:
     prompt_tokens: float
     uncached_tokens: float
     last_uses: tuple[int, ...]
+    is_guess: bool
 
 
 class UnansweredDecisions:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from millstream_gateway.cost import Cost, cost, prefill_rate
+from millstream_gateway.candidate import Candidate, candidates_of
 from millstream_gateway.picker_beliefs import PickerBeliefs
 from millstream_gateway.prefix_chunks import CHUNK_BYTES
-from millstream_gateway.rendezvous import rendezvous_score
 from millstream_gateway.replica_report import Replica
 from millstream_gateway.routed_request import RoutedRequest
 
@@ -46,15 +45,6 @@ class PickReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A replica that may be picked, and what the request would cost there."""
-
-    replica: Replica
-    cost: Cost
-    rendezvous_score: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pick:
     """`ranked`: first the picked replica, then its fallbacks. Empty: no replica serves."""
 
@@ -76,15 +66,7 @@ def pick(
 ) -> Pick:
     """Rank the replicas that serve. The caller records the decision in `beliefs`."""
     serving = [replica for replica in replicas if replica.is_serving]
-    usual_rate = prefill_rate(serving)
-    candidates = [
-        Candidate(
-            replica,
-            cost(request, replica, beliefs, now_seconds, usual_rate),
-            rendezvous_score(request.conversation, replica.endpoint),
-        )
-        for replica in serving
-    ]
+    candidates = candidates_of(request, serving, beliefs, now_seconds)
     if len(candidates) <= 1:
         return Pick(tuple(candidates), PickReason.ONLY_REPLICA if candidates else PickReason.NO_REPLICA)
     return _RANKINGS[policy](candidates, beliefs)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from millstream_gateway.believed_cache import BelievedCache
 from millstream_gateway.decisions import Decision, UnansweredDecisions
+from millstream_gateway.guesses import GuessedShare
 from millstream_gateway.prefix_chunks import CHUNK_BYTES
 from millstream_gateway.replica_report import Answer, Replica, ReplicaReport, id_hash
 from millstream_gateway.routed_request import RoutedRequest
@@ -24,6 +25,7 @@ class PickerBeliefs:
 
     def __init__(self) -> None:
         self.ratio = TokenRatio()
+        self.guessed_share = GuessedShare()
         self.answer_tokens = FIRST_ANSWER_TOKENS  # mean
         self.num_decisions = 0
         self._replicas: dict[str, _ReplicaBeliefs] = {}
@@ -32,19 +34,22 @@ class PickerBeliefs:
         """Return how many tokens its prompt has, as far as is known before a replica has read it."""
         return self.ratio.tokens(request.text_bytes)
 
-    def cached_tokens(self, endpoint: str, request: RoutedRequest) -> float:
-        """Return how many tokens of the prompt the replica is believed to hold."""
+    def held_chunks(self, endpoint: str, request: RoutedRequest) -> int:
+        """Return how many chunks of the prompt the replica is believed to hold, from the first on."""
         beliefs = self._replicas.get(endpoint)
-        held_chunks = beliefs.cache.held_chunks(request.chunks) if beliefs else 0
-        return self.ratio.tokens(held_chunks * CHUNK_BYTES)
+        return beliefs.cache.held_chunks(request.chunks) if beliefs else 0
+
+    def guessed_tokens(self, request: RoutedRequest) -> float:
+        """Return how many tokens of the turn before are to be expected where it is guessed to have gone."""
+        return self.guessed_share.mean * self.ratio.tokens(request.previous_bytes)
 
     def sent_since(self, replica: Replica) -> Iterator[Decision]:
         """Yield the decisions for this replica that its report cannot know of, newest first."""
         beliefs = self._replicas.get(replica.endpoint)
         return beliefs.unanswered.since(replica.reported_at_seconds) if beliefs else iter(())
 
-    def decide(self, request: RoutedRequest, endpoint: str, now_seconds: float) -> None:
-        """Record that the request goes to this replica, which will hold its prefix."""
+    def decide(self, request: RoutedRequest, endpoint: str, now_seconds: float, *, is_guess: bool = False) -> None:
+        """Record that the request goes to this replica, which will hold its prefix. `is_guess`: of `Candidate`."""
         self.num_decisions += 1
         beliefs = self._of(endpoint)
         held = request.chunks[: beliefs.cache.held_chunks(request.chunks)]
@@ -56,6 +61,7 @@ class PickerBeliefs:
             prompt_tokens,
             prompt_tokens - self.ratio.tokens(len(held) * CHUNK_BYTES),
             tuple(beliefs.cache.last_use(chunk) or 0 for chunk in held),
+            is_guess,
         )
         beliefs.unanswered.add(id_hash(request.request_id), decision)
         beliefs.cache.use(request.chunks, self.num_decisions)
@@ -99,6 +105,9 @@ class PickerBeliefs:
             return
         text_bytes = decision.request.text_bytes
         self.ratio.observe(text_bytes, answer.prompt_tokens)
+        if decision.is_guess and answer.prompt_tokens:
+            previous_tokens = answer.prompt_tokens * decision.request.previous_bytes / text_bytes
+            self.guessed_share.observe(answer.cached_tokens / previous_tokens)
         if answer.prompt_tokens:
             chunk_tokens = CHUNK_BYTES * answer.prompt_tokens / text_bytes
             # A replica caches whole blocks, so the last chunk that it holds may lack some tokens.

@@ -6,17 +6,21 @@ import hmac
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_gateway.canonical_text import canonical_text, conversation_start
+from millstream_gateway.canonical_prompt import canonical_prompt
 from millstream_gateway.prefix_chunks import chunk_hashes, scope
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """`chunks`: hashes of the prompt's chunks. `conversation`: 32 bytes by which rendezvous hashing places it."""
+    """`chunks`: hashes of the prompt's chunks. `conversation`: 32 bytes by which rendezvous hashing places it.
+
+    `previous_bytes`: of the text that was the prompt of the conversation's turn before; 0 for a first turn.
+    """
 
     request_id: str
     model: str
     text_bytes: int
+    previous_bytes: int
     chunks: tuple[int, ...]
     conversation: bytes
 
@@ -29,6 +33,7 @@ def routed_request(request_id: str, model: str, body: dict[str, Any], api_key: s
     """
     salt = body.get("cache_salt")
     key = scope(api_key, salt if isinstance(salt, str) else "", model)
-    text = canonical_text(body)
-    conversation = hmac.digest(key, conversation_start(body), "sha256")
-    return RoutedRequest(request_id, model, len(text), chunk_hashes(text, key), conversation)
+    prompt = canonical_prompt(body)
+    chunks = chunk_hashes(prompt.text, key)
+    conversation = hmac.digest(key, prompt.start, "sha256")
+    return RoutedRequest(request_id, model, len(prompt.text), prompt.previous_bytes, chunks, conversation)
