@@ -10,11 +10,13 @@ from benchmarks.gateway_simulator.replica import SimulatedReplica, Speed
 from benchmarks.gateway_simulator.simulation import Outcome, fleet, oracle, pickers, run
 from benchmarks.gateway_simulator.trace import Shape, Turn, trace
 from millstream_gateway.pick import Policy
+from millstream_gateway.replica_report import id_hash
 
-LOAD = 0.70  # of the requests per second that replicas answer which remember no prefix
-DEMO = Speed(0.0012, 1 / 5000, 0.0002, step_tokens=512, max_num_seqs=16, cache_tokens=16_384)
-GPU = Speed()
+LOAD = 0.70  # of the requests per second that replicas answer which remember no conversation
 ORACLE = "oracle"
+# A small model on a CPU, whose cache holds ten conversations: a third of them fit, all do not.
+SMALL = Speed(0.0012, 1 / 5000, 0.0002, step_tokens=512, max_num_seqs=16, cache_tokens=16_384)
+GPU = Speed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +27,21 @@ class Scenario:
     num_replicas: int
     speed: Speed
     conversations_per_replica: int
-    shape: Shape
-
-    @property
-    def num_conversations(self) -> int:
-        """Return those of the whole fleet."""
-        return self.num_replicas * self.conversations_per_replica
+    shape: Shape = Shape()  # noqa: RUF009 - frozen
 
     def turns(self, seed: int) -> list[Turn]:
         """Return the trace of a seed."""
         rate = LOAD * self.num_replicas * requests_per_second(self.speed, self.shape)
-        return trace(self.num_conversations, rate, self.shape, seed)
+        return trace(self.num_replicas * self.conversations_per_replica, rate, self.shape, seed)
+
+
+SCENARIOS = (
+    Scenario("conversations", 3, SMALL, 8),
+    Scenario("conversations, ample cache", 3, replace(SMALL, cache_tokens=1_000_000), 8),
+    Scenario("one hot prefix", 3, SMALL, 60, Shape(turns=2, shared_tokens=800)),
+    Scenario("no shared prefix", 3, SMALL, 60, Shape(turns=1, first_tokens=900)),
+    *(Scenario(f"{number} replicas", number, GPU, 16) for number in (8, 16, 32, 64)),
+)
 
 
 @cache
@@ -55,16 +61,7 @@ def simulate(scenario: Scenario, turns: Sequence[Turn], policy: Policy | str, nu
         return run(turns, replicas, oracle(replicas))
     choose, made = pickers(replicas, Policy(policy), num_pickers, seed)
     outcome = run(turns, replicas, choose)
-    believed = {request: tokens for one in made for request, tokens in one.believed_tokens.items()}
-    outcome.belief_error_tokens = [
-        believed[turn.request.request_id] - cached
-        for turn, cached in zip(turns, _cached(turns, replicas), strict=True)
-    ]
+    believed = {request: tokens for picker in made for request, tokens in picker.believed_tokens.items()}
+    cached = {answer.id: answer.cached_tokens for replica in replicas for _, answer in replica.answers}
+    outcome.belief_error_tokens = [tokens - cached[id_hash(request)] for request, tokens in believed.items()]
     return outcome
-
-
-def _cached(turns: Sequence[Turn], replicas: Sequence[SimulatedReplica]) -> list[int]:
-    from millstream_gateway.replica_report import id_hash
-
-    by_id = {answer.id: answer.cached_tokens for replica in replicas for _, answer in replica.answers}
-    return [by_id[id_hash(turn.request.request_id)] for turn in turns]

@@ -1,7 +1,7 @@
 """The prompt of a request in one form, so that two requests share a prefix here where their tokens share one there.
 
-Per message one line of JSON with sorted keys, the tools before the first: that is where chat templates put them. The
-text is never shown to a model, so it need not be what a template makes of it. It must only grow at its end when a
+Per message one line of JSON with sorted keys behind its role, the tools before the first: that is where chat templates
+put them. The text is never shown to a model, so it need not be what a template makes of it. It must only grow at its end when a
 conversation does, and differ where prompts differ.
 """
 
@@ -45,7 +45,7 @@ def canonical_prompt(body: dict[str, Any]) -> CanonicalPrompt:
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise BodyError("messages must be a list of at least one object")
     roles = [message.get("role") for message in messages]
-    lines = [_line(_with_plain_content(message)) for message in messages]
+    lines = [_message_line(message) for message in messages]
     first = next((index for index, role in enumerate(roles) if role not in SYSTEM_ROLES), len(roles) - 1)
     tools = _line({"tools": body["tools"]}) if body.get("tools") else b""
     last_answer = max((index for index, role in enumerate(roles) if role == "assistant"), default=0)
@@ -53,12 +53,13 @@ def canonical_prompt(body: dict[str, Any]) -> CanonicalPrompt:
     return CanonicalPrompt(b"".join([tools, *lines]), b"".join(lines[: first + 1]), previous_bytes)
 
 
-def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with a list of texts as one text, which is the same prompt."""
+def _message_line(message: dict[str, Any]) -> bytes:
+    """Return the line of a message; a list of texts is the same prompt as one text."""
     content = message.get("content")
     if isinstance(content, list) and all(_is_text(part) for part in content):
-        return {**message, "content": "".join(part["text"] for part in content)}
-    return message
+        content = "".join(part["text"] for part in content)
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return _line([message.get("role"), content, others])
 
 
 def _is_text(part: Any) -> bool:
