@@ -73,7 +73,9 @@ def main() -> None:
     """Simulate, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"traces per scenario (default: {SEEDS})")
-    parser.add_argument("--only", choices=[one.name for one in SCENARIOS], action="append", help="these scenarios alone")
+    parser.add_argument(
+        "--only", choices=[one.name for one in SCENARIOS], action="append", help="these scenarios alone"
+    )
     parser.add_argument("--save", action="store_true", help="replace these scenarios in the committed results")
     given = parser.parse_args()
     for scenario in SCENARIOS:

@@ -95,7 +95,9 @@ def fleet(num_replicas: int, speed: Speed) -> list[SimulatedReplica]:
     return [SimulatedReplica(f"10.0.0.{number + 1}:8000", speed) for number in range(num_replicas)]
 
 
-def pickers(replicas: Sequence[SimulatedReplica], policy: Policy, number: int, seed: int) -> tuple[Chooser, list[SimulatedPicker]]:
+def pickers(
+    replicas: Sequence[SimulatedReplica], policy: Policy, number: int, seed: int
+) -> tuple[Chooser, list[SimulatedPicker]]:
     """Return as many pickers as one function: each turn comes to any of them, as behind a Service."""
     made = [SimulatedPicker(replicas, policy, REPORT_SECONDS * index / number) for index in range(number)]
     rng = random.Random(f"{seed}/pickers")

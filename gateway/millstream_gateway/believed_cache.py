@@ -3,7 +3,7 @@
 The engine frees the blocks of an idle prompt from its end, so a prompt's first chunk outlives its last. The LRU keeps
 the same order, which makes it prefix-closed: who holds a chunk holds all chunks before it.
 
-    oldest  [ b2 b1 b0 | a3 | a2 a1 a0 ]  newest      a3 was not touched when a2, a1, a0 were: another prompt shares those
+    oldest  [ b2 b1 b0 | a3 | a2 a1 a0 ]  newest      a prompt that shares a0 to a2 came after a3
 """
 
 from __future__ import annotations

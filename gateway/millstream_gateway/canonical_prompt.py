@@ -1,8 +1,8 @@
 """The prompt of a request in one form, so that two requests share a prefix here where their tokens share one there.
 
 Per message one line of JSON with sorted keys behind its role, the tools before the first: that is where chat templates
-put them. The text is never shown to a model, so it need not be what a template makes of it. It must only grow at its end when a
-conversation does, and differ where prompts differ.
+put them. The text is never shown to a model, so it need not be what a template makes of it. It must only grow at its
+end when a conversation does, and differ where prompts differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A decision as a table for people: what each replica would cost, by what takes the time, and why the first is first."""
+"""A decision as a table for people: what each replica would cost, by what takes the time, and why one is picked."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def explain(request: RoutedRequest, picked: Pick, beliefs: PickerBeliefs, policy
         return "\n".join([*lines, "No replica serves: the request would be answered with 503."])
     rows = [HEADER, *(_row(place, candidate) for place, candidate in enumerate(picked.ranked, 1))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [f"{cell:<{width}}" if column == 1 else f"{cell:>{width}}" for column, (cell, width) in _numbered(row, widths)]
-        lines.append("  ".join(cells).rstrip())
+    lines += [_line(row, widths) for row in rows]
     first = picked.ranked[0]
     lines += ["", f"Picked {first.replica.endpoint}: {SENTENCES[picked.reason]}"]
     if any(candidate.is_guess for candidate in picked.ranked):
-        lines.append("* guessed: no replica is believed to hold the turn before, and pickers send what they do not know there.")
+        lines.append(
+            "* guessed: no replica is believed to hold the turn before, and pickers send what they do not know there."
+        )
     if any(candidate.replica.report is None for candidate in picked.ranked):
         lines.append("? has not reported: assumed to be idle.")
     return "\n".join(lines)
 
 
-def _numbered(row: tuple[str, ...], widths: list[int]) -> list[tuple[int, tuple[str, int]]]:
-    return [*enumerate(zip(row, widths, strict=True))]
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    place, replica, *numbers = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    return "  ".join([place, replica.strip().ljust(widths[1]), *numbers]).rstrip()
 
 
 def _row(place: int, candidate: Candidate) -> tuple[str, ...]:

@@ -81,10 +81,9 @@ def _by_predicted_ttft(candidates: list[Candidate], beliefs: PickerBeliefs) -> P
     most_cached_tokens = max(one.cost.cached_tokens for one in near)
     holders = [one for one in near if one.cost.cached_tokens > most_cached_tokens - half_chunk_tokens]
     first = max(holders, key=lambda one: one.rendezvous_score)
+    reason = PickReason.PREFIX if len(holders) < len(near) else PickReason.HASH
     if len(near) == 1:
         reason = PickReason.COST
-    else:
-        reason = PickReason.PREFIX if len(holders) < len(near) else PickReason.HASH
     return Pick((first, *(one for one in candidates if one is not first)), reason)
 
 

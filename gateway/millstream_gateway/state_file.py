@@ -75,7 +75,9 @@ def _read_replica(entry: Any, path: str, model: str, beliefs: PickerBeliefs) -> 
         raise StateError(f"{path}.endpoint must be an address and a port such as 10.0.0.1:8000, not {endpoint!r:.40}")
     age_seconds = entry.get("age_seconds", 0.0)
     if type(age_seconds) not in (int, float) or not 0 <= age_seconds <= MOST_AGE_SECONDS:
-        raise StateError(f"{path}.age_seconds must be a number from 0 to {MOST_AGE_SECONDS:.0f}, not {age_seconds!r:.40}")
+        raise StateError(
+            f"{path}.age_seconds must be a number from 0 to {MOST_AGE_SECONDS:.0f}, not {age_seconds!r:.40}"
+        )
     report = None
     if entry.get("load") is not None:
         try:

@@ -9,36 +9,42 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from millstream.arguments import CommandLineParser, words_of
+from millstream.arguments import CommandLineParser
 from millstream.manifest import manifest_reader
-from millstream_gateway.explanation import explain
-from millstream_gateway.pick import Policy, pick
-from millstream_gateway.routed_request import routed_request
-from millstream_gateway.state_file import PickerState, StateError, idle_state, read_state, user_message
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+
+if TYPE_CHECKING:
+    from millstream_gateway.state_file import PickerState
 
 MOST_FILE_BYTES = 64 << 20
 EXIT_NO_REPLICA = 3
+# Of `millstream_gateway.pick.Policy`; the runtime image has no gateway package, and completes the flag nevertheless.
+POLICIES = ("PredictedTTFT", "MostFreeKV", "LeastRequests", "RoundRobin")
 
 
 def run(argv: Sequence[str]) -> int:
     """Print the table of costs. 0; 3 if no replica serves.
 
     Raises:
-        RuntimeFailure: bad flags, or a file that cannot be used.
+        RuntimeFailure: bad flags, a file that cannot be used, or an installation without the operator package.
     """
-    parser = command_parser()
-    given = parser.parse_args(list(argv))
+    given = command_parser().parse_args(list(argv))
     if given.command is None:
         raise InvalidConfigError("Say what to do: millstream route explain FILE --prompt TEXT.")
+    if not given.prompt:
+        raise InvalidConfigError("--prompt is empty; give the text of a user message.")
     return _explain(given)
 
 
 def _explain(given: argparse.Namespace) -> int:
-    if not given.prompt:
-        raise InvalidConfigError("--prompt is empty; give the text of a user message.")
     deployment = manifest_reader()(given.file)
+    from millstream_gateway.explanation import explain
+    from millstream_gateway.pick import Policy, pick
+    from millstream_gateway.routed_request import routed_request
+    from millstream_gateway.state_file import user_message
+
     model, policy = deployment.served_name, Policy(given.policy)
     state = _state(given.replicas, model, deployment.spec.replicas)
     request = routed_request("explain", model, user_message(given.prompt))
@@ -48,6 +54,8 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def _state(path: Path | None, model: str, num_replicas: int) -> PickerState:
+    from millstream_gateway.state_file import StateError, idle_state, read_state
+
     if path is None:
         return idle_state(num_replicas)
     try:
@@ -65,15 +73,9 @@ def command_parser() -> CommandLineParser:
     parser = CommandLineParser(prog="millstream route", allow_abbrev=False, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="explain")
     command = commands.add_parser("explain", allow_abbrev=False, help="which replica, and what each would cost")
-    command.add_argument("file", type=Path, metavar="FILE", help="YAML file with one LLMDeployment")
-    command.add_argument("--prompt", required=True, metavar="TEXT", help="a user message")
-    command.add_argument(
-        "--replicas", type=Path, metavar="FILE", help="JSON: what each replica reports and is believed to hold"
-    )
-    command.add_argument(
-        "--policy",
-        choices=words_of(Policy),
-        default=Policy.PREDICTED_TTFT.value,
-        help=f"how to pick (default: {Policy.PREDICTED_TTFT})",
-    )
+    flag = command.add_argument
+    flag("file", type=Path, metavar="FILE", help="YAML file with one LLMDeployment")
+    flag("--prompt", required=True, metavar="TEXT", help="a user message")
+    flag("--replicas", type=Path, metavar="FILE", help="JSON: what each replica reports and is believed to hold")
+    flag("--policy", choices=POLICIES, default=POLICIES[0], help=f"how to pick (default: {POLICIES[0]})")
     return parser
