@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.gateway_simulator.scenarios import LOAD, ORACLE, SCENARIOS, Scenario, simulate
 from benchmarks.gateway_simulator.simulation import REPORT_SECONDS, Outcome
+from benchmarks.gateway_simulator.table import table
 from millstream_gateway.pick import Policy
 
 RESULT = Path(__file__).parents[1] / "results" / "gateway_simulator.json"
@@ -77,7 +78,11 @@ def main() -> None:
         "--only", choices=[one.name for one in SCENARIOS], action="append", help="these scenarios alone"
     )
     parser.add_argument("--save", action="store_true", help="replace these scenarios in the committed results")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/gateway.md, and simulate nothing")
     given = parser.parse_args()
+    if given.table:
+        print(table(json.loads(RESULT.read_text(encoding="utf-8"))["results"]))
+        return
     for scenario in SCENARIOS:
         if given.only and scenario.name not in given.only:
             continue

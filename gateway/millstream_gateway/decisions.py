@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from millstream_gateway.routed_request import RoutedRequest
 
-MOST_DECISIONS = 4096  # kept per replica; of more the oldest is forgotten, and its answer corrects nothing
+MOST_DECISIONS = 1024  # kept per replica; of more the oldest is forgotten, and its answer corrects nothing
 LONGEST_SECONDS = 3600.0
 
 

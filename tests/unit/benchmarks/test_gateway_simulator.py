@@ -12,6 +12,7 @@ import pytest
 from benchmarks.gateway_simulator.replica import PrefixCache, SimulatedReplica, Speed
 from benchmarks.gateway_simulator.scenarios import ORACLE, SCENARIOS, Scenario, simulate
 from benchmarks.gateway_simulator.simulation import Outcome, run
+from benchmarks.gateway_simulator.table import table
 from benchmarks.gateway_simulator.trace import Shape, Turn, trace
 from millstream_gateway.pick import Policy
 
@@ -123,3 +124,8 @@ def test_eight_replicas_are_near_the_oracle_and_ahead_of_round_robin() -> None:
 def test_the_committed_results_are_of_the_scenarios_that_exist() -> None:
     saved = json.loads(RESULTS.read_text(encoding="utf-8"))["results"]
     assert [(one["scenario"], one["replicas"]) for one in saved] == [(one.name, one.num_replicas) for one in SCENARIOS]
+
+
+def test_the_page_has_the_table_of_the_committed_results() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    assert table(json.loads(RESULTS.read_text(encoding="utf-8"))["results"]) in page

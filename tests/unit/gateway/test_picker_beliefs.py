@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from millstream_gateway.picker_beliefs import PickerBeliefs
 from millstream_gateway.prefix_chunks import CHUNK_BYTES
 from millstream_gateway.replica_report import Answer, id_hash
@@ -72,8 +74,8 @@ def test_tokens_of_a_text_are_learned_from_answers() -> None:
         request = chat(text_of(3000, f"word{number}"), request_id=str(number))
         beliefs.decide(request, HERE, 1.0)
         beliefs.observe_report(HERE, IDLE, [answer(str(number), request.text_bytes // 2, 0)])
-    assert beliefs.ratio.bytes_per_token == 2.0 or abs(beliefs.ratio.bytes_per_token - 2) < 0.01
-    assert abs(beliefs.prompt_tokens(request) - request.text_bytes / 2) < 10
+    assert beliefs.ratio.bytes_per_token == pytest.approx(2, rel=0.01)
+    assert beliefs.prompt_tokens(request) == pytest.approx(request.text_bytes / 2, rel=0.01)
 
 
 def test_a_request_that_another_replica_served_left_nothing_here() -> None:
