@@ -162,7 +162,7 @@ class _Fields:
         return float(value)
 
     def _get(self, name: str) -> Any:
-        if name not in self._values:
+        if self._values is None or name not in self._values:
             raise ReportError(f"{self._name(name)} is missing")
         return self._values[name]
 
