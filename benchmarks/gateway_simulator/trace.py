@@ -47,7 +47,7 @@ def trace(num_conversations: int, requests_per_second: float, shape: Shape, seed
     rng = random.Random(f"{seed}/trace")
     conversations = [_conversation(index, shape, rng) for index in range(num_conversations)]
     free_at = [0.0] * num_conversations
-    waiting = [index for index in range(num_conversations)]
+    waiting = list(range(num_conversations))
     turns: list[Turn] = []
     seconds = 0.0
     while waiting:

@@ -10,7 +10,7 @@ from millstream_gateway.routed_request import RoutedRequest
 NEARLY = f"within {NEARLY_EQUAL_SHARE:.0%} or {NEARLY_EQUAL_SECONDS * 1e3:.0f} ms of the cheapest"
 SENTENCES = {
     PickReason.PREFIX: f"it costs {NEARLY}, and is believed to hold more of the prompt than the others that do.",
-    PickReason.HASH: f"it is the first by rendezvous hash of those that are {NEARLY} and hold as much of the prompt.",
+    PickReason.HASH: f"it is the first by rendezvous hash of those that hold as much and cost as little ({NEARLY}).",
     PickReason.COST: f"no other is {NEARLY}.",
     PickReason.MOST_FREE_KV: "it has the most free KV cache after this request.",
     PickReason.LEAST_REQUESTS: "it has the fewest requests.",

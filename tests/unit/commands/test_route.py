@@ -69,4 +69,4 @@ def test_without_a_subcommand_the_sentence_says_what_to_type(capsys: pytest.Capt
 
 
 def test_the_flag_takes_the_policies_of_the_picker() -> None:
-    assert POLICIES == tuple(Policy)
+    assert tuple(Policy) == POLICIES
