@@ -14,7 +14,7 @@ from millstream_gateway.replica_report import id_hash
 
 LOAD = 0.70  # of the requests per second that replicas answer which remember no conversation
 ORACLE = "oracle"
-# A small model on a CPU, whose cache holds ten conversations: a third of them fit, all do not.
+# A small model on a CPU, whose cache holds nine whole conversations: a third of 24 fit, all do not.
 SMALL = Speed(0.0012, 1 / 5000, 0.0002, step_tokens=512, max_num_seqs=16, cache_tokens=16_384)
 GPU = Speed()
 
