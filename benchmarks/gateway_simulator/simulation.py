@@ -77,6 +77,7 @@ class SimulatedPicker:
         if reported_at == self._known_at:
             return
         self._known_at = reported_at
+        self.beliefs.keep_only(self._index)
         self._known = [self._read(index, reported_at) for index in range(len(self._replicas))]
 
     def _read(self, index: int, reported_at: float) -> Replica:

@@ -57,12 +57,6 @@ class BelievedCache:
                 break
             del self._last_use[chunk]
 
-    def forget_unserved(self, chunks: Sequence[int], number: int) -> None:
-        """Forget chunks that only this decision was believed to bring, since its request was not served there."""
-        for chunk in chunks:
-            if self._last_use.get(chunk) == number:
-                del self._last_use[chunk]
-
     def clear(self) -> None:
         """Forget everything: the replica's process is a new one."""
         self._last_use.clear()

@@ -78,13 +78,6 @@ class PickerBeliefs:
         for answer in answers:
             self._observe_answer(beliefs, answer)
 
-    def observe_unserved(self, endpoint: str, request_id: str) -> None:
-        """Correct the beliefs: another replica answered, or none."""
-        beliefs = self._of(endpoint)
-        if (decision := beliefs.unanswered.pop(id_hash(request_id))) is not None:
-            brought = decision.request.chunks[len(decision.last_uses) :]
-            beliefs.cache.forget_unserved(brought, decision.number)
-
     def keep_only(self, endpoints: Collection[str]) -> None:
         """Forget replicas that are gone."""
         for endpoint in self._replicas.keys() - set(endpoints):

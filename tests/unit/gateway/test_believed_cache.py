@@ -55,15 +55,3 @@ def test_what_others_sent_takes_room() -> None:
     assert cache.held_chunks(prompt(1, 10)) == 5
     cache.fill(10**9, 2)  # a report that lies costs no more memory than the cache has
     assert len(cache) == 20
-
-
-def test_what_was_not_served_is_forgotten_but_for_what_others_use() -> None:
-    cache = BelievedCache(100)
-    cache.use(prompt(1, 4), 1)
-    cache.use(prompt(1, 10), 2)
-    cache.forget_unserved(prompt(1, 10)[4:], 2)
-    assert cache.held_chunks(prompt(1, 10)) == 4
-    cache.use(prompt(1, 10), 3)
-    cache.use(prompt(1, 7), 4)
-    cache.forget_unserved(prompt(1, 10)[4:], 3)
-    assert cache.held_chunks(prompt(1, 10)) == 7

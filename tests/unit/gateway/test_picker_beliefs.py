@@ -78,14 +78,6 @@ def test_tokens_of_a_text_are_learned_from_answers() -> None:
     assert beliefs.prompt_tokens(request) == pytest.approx(request.text_bytes / 2, rel=0.01)
 
 
-def test_a_request_that_another_replica_served_left_nothing_here() -> None:
-    beliefs, request = PickerBeliefs(), chat(text_of(4000), request_id="moved")
-    beliefs.decide(request, HERE, 1.0)
-    beliefs.observe_unserved(HERE, "moved")
-    assert beliefs.held_chunks(HERE, request) == 0
-    assert [*beliefs.sent_since(idle_replicas(1)[0])] == []
-
-
 def test_a_replica_that_is_gone_takes_no_memory() -> None:
     beliefs, request = PickerBeliefs(), chat(text_of(4000))
     beliefs.decide(request, HERE, 1.0)
