@@ -68,8 +68,9 @@ class SimulatedPicker:
         picked = pick(turn.request, self._known, self.beliefs, now_seconds, self._policy)
         first = picked.ranked[0]
         self.believed_tokens[turn.request.request_id] = first.cost.cached_tokens
-        self.beliefs.decide(turn.request, first.replica.endpoint, now_seconds, is_guess=first.is_guess)
-        return self._index[first.replica.endpoint]
+        endpoint = picked.endpoints[0]
+        self.beliefs.decide(turn.request, endpoint, now_seconds, is_guess=first.is_guess)
+        return self._index[endpoint]
 
     def _read_reports(self, now_seconds: float) -> None:
         tick = (now_seconds - self._offset) // REPORT_SECONDS
