@@ -198,6 +198,20 @@ class IntegerProductField(IntEnum):
     OFFSET = 10
 
 
+class RowField(IntEnum):
+    """Of `bfloat16_row`."""
+
+    X = 0  # bfloat16 [INPUT_BLOCKS * BLOCK_INPUTS]
+    WEIGHT = 1  # bfloat16, in oneDNN's blocks
+    OUT = 2  # float32 [OUTPUT_BLOCKS * BLOCK_OUTPUTS]
+    INPUT_BLOCKS = 3
+    OUTPUT_BLOCKS = 4
+    SUM_BLOCKS = 5  # of inputs, behind which a new sum starts
+
+
+BLOCK_INPUTS, BLOCK_OUTPUTS = 32, 64  # of a block of oneDNN's bfloat16 weights
+
+
 # By the name of each kernel, where it is: a module of this package. The function has the same name.
 KERNELS = {
     "paged_decode": "paged_decode",
@@ -212,12 +226,16 @@ INTEGER_INSTRUCTIONS = {
     "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
-INTEGER_KERNELS = tuple(
-    f"{kernel}_{instructions}"
-    for kernel in ("integer_rows", "integer_product")
-    for instructions in INTEGER_INSTRUCTIONS
-)
-ALL_KERNELS = (*KERNELS, *INTEGER_KERNELS)
+# The same of kernels that are written in LLVM's language: the module gives the text of all that are in it.
+TEXT_KERNELS = {
+    "bfloat16_row": "bfloat16_row",
+    **{
+        f"{kernel}_{instructions}": "integer_product"
+        for kernel in ("integer_rows", "integer_product")
+        for instructions in INTEGER_INSTRUCTIONS
+    },
+}
+ALL_KERNELS = (*KERNELS, *TEXT_KERNELS)
 
 
 @functools.lru_cache

@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parents[3]
 # Folder of an import package -> folder that is on the path.
 PRODUCTION = {
     "operator/millstream_operator": "operator",
+    "gateway/millstream_gateway": "gateway",
     "runtime/millstream_runtime": "runtime",
     "cli/millstream": "cli",
     "kernels/millstream_kernels": "kernels",
     "hack": ".",
 }
-MAX_MODULES, MAX_ROOT_FOLDERS = 20, 14
+MAX_MODULES, MAX_ROOT_FOLDERS = 20, 15
 
 # Exceptions, each with its reason. The sets named TODO hold what is still to be changed: they only get shorter.
 
