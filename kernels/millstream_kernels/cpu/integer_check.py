@@ -101,7 +101,8 @@ def rounded_rows(x: Tensor) -> Tensor:
     """`x` `[T, in]` as the kernel rounds it, float64."""
     groups = x.unflatten(1, (-1, GROUP_INPUTS))
     sizes = groups.abs().amax(2, keepdim=True)
-    codes = torch.where(sizes > 0, groups * (127 / sizes), 0.0).round()
+    levels = torch.full_like(sizes, 127.0)  # `127 / sizes` is 127 times a rounded reciprocal: ties would differ
+    codes = torch.where(sizes > 0, groups * (levels / sizes), 0.0).round()
     return (codes.double() * (sizes / 127).double()).flatten(1)
 
 
