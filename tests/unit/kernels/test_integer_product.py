@@ -96,13 +96,11 @@ def test_the_largest_numbers_do_not_overflow(name: str) -> None:
     rows = np.full((16, inputs // kind.block_elements, kind.block_bytes), 0xFF, dtype=np.uint8)
     for at in kind.halves:
         rows[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), dtype=np.uint8)
-    rows = rows.reshape(16, -1)
     if name == "Q8_0":
-        rows = rows.reshape(16, -1, 34)
         rows[..., 2:] = 0x80  # -128
-        rows = rows.reshape(16, -1)
-    dense = torch.from_numpy(gguf.dequantize(rows, GGMLQuantizationType[name]).copy()).double()
-    weight = integer_weight(BlockWeight(torch.from_numpy(rows), kind, inputs))
+    stored = rows.reshape(16, -1)
+    dense = torch.from_numpy(gguf.dequantize(stored, GGMLQuantizationType[name]).copy()).double()
+    weight = integer_weight(BlockWeight(torch.from_numpy(stored), kind, inputs))
     x = torch.ones(9, inputs)
     x[1] = -1.0
     x[2, ::2] = -1.0
@@ -162,6 +160,16 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         integer_product(decode.load(), SETS[0], drawn(1, 255), weight)
     with pytest.raises(KernelArgumentError, match="x is not float32"):
         integer_product(decode.load(), SETS[0], drawn(1, 256).double(), weight)
+
+
+def test_a_number_halfway_between_two_codes_is_rounded_as_the_check_rounds_it() -> None:
+    """Two in two million of these are halfway only by the quotient, and not by the reciprocal."""
+    x, name = drawn(4096, 512, seed=3), "Q8_0"
+    blocks, dense = blocks_of(name, 16, 512)
+    exact, sizes = rounded_rows(x) @ dense.t(), x.double().abs() @ dense.abs().t()
+    for instructions in SETS:
+        product = integer_product(decode.load(), instructions, x, integer_weight(blocks))
+        assert bool(((product.double() - exact).abs() <= 2.0**-20 * sizes).all()), instructions
 
 
 def test_this_machine_s_product_passes_its_check() -> None:
