@@ -21,7 +21,7 @@ CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it; functions 
 INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
-    "bfloat16_row.py",
+    "bfloat16/row_kernel.py",
     "elementwise.py",
     "intrinsics.py",
     "packed_product.py",

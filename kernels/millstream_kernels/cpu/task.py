@@ -196,7 +196,7 @@ KERNELS = {
     "packed_product": "packed_product",
 }
 # The same of kernels that are written in LLVM's language: the module gives its text.
-TEXT_KERNELS = {"bfloat16_row": "bfloat16_row"}
+TEXT_KERNELS = {"bfloat16_row": "bfloat16.row_kernel"}
 ALL_KERNELS = (*KERNELS, *TEXT_KERNELS)
 
 
