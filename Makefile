@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
-CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,bfloat16_row.py elementwise.py integer_codes.py \
-	integer_layouts.py integer_product.py integer_vectors.py intrinsics.py packed_product.py \
+CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,bfloat16/row_kernel.py elementwise.py \
+	integer/codes.py integer/layouts.py integer/product_kernel.py integer/vectors.py intrinsics.py packed_product.py \
 	paged_decode.py paged_prefill.py product_vectors.py stored_numbers.py task.py vectors.py)
 
 .PHONY: help

@@ -39,7 +39,8 @@ def one_model(report: dict[str, Any]) -> str:
     """Throughput, latencies beside vLLM, and the goals that were missed."""
     dtype = "each server's own dtype" if report["dtype"] == AUTO else "float32"
     cores, rounds = report["machine"]["cores"], report["rounds"]
-    parts = [f"**{report['description']}, {dtype}**, {cores} cores, medians of {rounds} rounds.{_memory(report)}"]
+    measured = "one round" if rounds == 1 else f"medians of {rounds} rounds"
+    parts = [f"**{report['description']}, {dtype}**, {cores} cores, {measured}.", *_memory(report)]
     parts.append(_throughput(report))
     if any(VLLM in case["medians"] for case in report["cases"].values()):
         parts.append(_latencies(report))
@@ -48,11 +49,11 @@ def one_model(report: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _memory(report: dict[str, Any]) -> str:
+def _memory(report: dict[str, Any]) -> list[str]:
     """What each server holds behind the last case; nothing in results from before that was measured."""
     sizes = {_titled(report, name): about.get("memory_bytes") for name, about in report["servers"].items()}
     listed = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in sizes.items() if size)
-    return f" Memory: {listed}." if listed else ""
+    return [f"Memory: {listed}."] if listed else []
 
 
 def _throughput(report: dict[str, Any]) -> str:
@@ -95,7 +96,7 @@ def _remarks(report: dict[str, Any]) -> dict[str, str]:
     return remarks
 
 
-SERVER_TITLES = {VLLM: "vLLM", "openvino": "OpenVINO GenAI"}
+SERVER_TITLES = {OURS: "Millstream", VLLM: "vLLM", "openvino": "OpenVINO GenAI"}
 
 
 def _titled(report: dict[str, Any], name: str) -> str:

@@ -328,14 +328,14 @@ MODELS = [
     ),
     Mutation.of(
         "bfloat16 products: a wrong product is used",
-        f"{KERNELS}/cpu/bfloat16_check.py",
+        f"{KERNELS}/cpu/bfloat16/check.py",
         "if not bool((error <= 0).all()):",
         "if bool((error > 0).all()):",
         "kernels/test_bfloat16_check.py::test_a_wrong_product_is_not_used_and_the_reason_is_one_line",
     ),
     Mutation.of(
         "integer products: a product that loses a NaN is used",
-        f"{KERNELS}/cpu/integer_check.py",
+        f"{KERNELS}/cpu/integer/check.py",
         "if not bool(spoiled[1:3].isnan().all()):",
         "if bool(spoiled[1:3].isinf().any()):",
         "kernels/test_integer_product.py::test_a_product_that_is_wrong_is_not_used",

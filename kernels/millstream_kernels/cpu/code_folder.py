@@ -21,12 +21,12 @@ CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it; functions 
 INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
-    "bfloat16_row.py",
+    "bfloat16/row_kernel.py",
     "elementwise.py",
-    "integer_codes.py",
-    "integer_layouts.py",
-    "integer_product.py",
-    "integer_vectors.py",
+    "integer/codes.py",
+    "integer/layouts.py",
+    "integer/product_kernel.py",
+    "integer/vectors.py",
     "intrinsics.py",
     "packed_product.py",
     "paged_decode.py",

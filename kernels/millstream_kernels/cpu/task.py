@@ -173,7 +173,7 @@ PANEL_OUTPUTS = 16
 
 
 class IntegerRowsField(IntEnum):
-    """Of `integer_rows`; see `integer_layouts`."""
+    """Of `integer_rows`; see `integer.layouts`."""
 
     X = 0  # float32 [ROWS, INPUTS]
     PREPARED = 1  # records, ROWS * INPUTS / 32
@@ -183,7 +183,7 @@ class IntegerRowsField(IntEnum):
 
 
 class IntegerProductField(IntEnum):
-    """Of `integer_product`; see `integer_layouts`."""
+    """Of `integer_product`; see `integer.layouts`."""
 
     X = 0  # float32 [ROWS, INPUTS], which each thread prepares for itself; 0: rows are prepared
     PREPARED = 1  # records
@@ -221,16 +221,16 @@ KERNELS = {
     "rope_kv_write": "elementwise",
     "packed_product": "packed_product",
 }
-# What `integer_product` is compiled for, the quickest first, and what a CPU must have for it, as Linux names it.
+# What products by codes are compiled for, the quickest first, and what a CPU must have for it, as Linux names it.
 INTEGER_INSTRUCTIONS = {
     "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
 # The same of kernels that are written in LLVM's language: the module gives the text of all that are in it.
 TEXT_KERNELS = {
-    "bfloat16_row": "bfloat16_row",
+    "bfloat16_row": "bfloat16.row_kernel",
     **{
-        f"{kernel}_{instructions}": "integer_product"
+        f"{kernel}_{instructions}": "integer.product_kernel"
         for kernel in ("integer_rows", "integer_product")
         for instructions in INTEGER_INSTRUCTIONS
     },

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu import integer_check
-from millstream_kernels.cpu.integer_layouts import FORMATS
+from millstream_kernels.cpu.integer import check as integer_check
+from millstream_kernels.cpu.integer.layouts import FORMATS
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight

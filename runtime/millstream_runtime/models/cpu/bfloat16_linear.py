@@ -1,7 +1,7 @@
 """Bfloat16 weights of layers, held once in the blocks of oneDNN, where the CPU multiplies bfloat16 numbers.
 
 inputs           float32, rounded to bfloat16
-one row          by a kernel of ours that reads the same blocks faster, where it gives the same bits (`bfloat16_rows`)
+one row          by a kernel of ours that reads the same blocks faster, where it gives the same bits (`bfloat16.one_row`)
 result           summed in float32, rounded to bfloat16, widened at once: bias and residual are added in float32
 head, TP sums    `sixteen_bits`: their results leave the product in float32
 bytes            2 for each number; oneDNN pads the last block of outputs and of inputs, which is not counted
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
-from millstream_kernels.cpu.bfloat16_rows import RowWeight, row_weight
+from millstream_kernels.cpu.bfloat16.one_row import RowWeight, row_weight
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.models.cpu.sixteen_bits import SixteenBitLayout
 from millstream_runtime.models.cpu.two_layouts import padded_rows
 from millstream_runtime.models.linear.added_product import AddedProduct

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files as codes and scales of `millstream_kernels.cpu.integer_weight`, nothing of them rounded.
+"""Blocks of GGUF files as codes and scales of `millstream_kernels.cpu.integer.weight`, nothing of them rounded.
 
 Scales of 6 bits become bytes, so a block of Q4_K takes 148 bytes for the file's 144, and one of Q5_K 180 for 176; the
 others take what they take in the file. The weight that Q4_1 and Q5_1 add is held negative, for kernels subtract it.
@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.integer_layouts import FORMATS
-from millstream_kernels.cpu.integer_weight import IntegerWeight, OutputCodes, empty_weight
+from millstream_kernels.cpu.integer.layouts import FORMATS
+from millstream_kernels.cpu.integer.weight import IntegerWeight, OutputCodes, empty_weight
 from millstream_runtime.quantization.block_weight import BlockWeight
 from millstream_runtime.quantization.gguf_blocks import fifth_bits, halves_of_bytes, planes, six_bit_scales
 
@@ -21,7 +21,7 @@ MOST_ELEMENTS = 1 << 21  # unpacked at once
 
 
 def integer_weight(weight: BlockWeight) -> IntegerWeight:
-    """Return the weight of blocks whose type is one of `integer_layouts.FORMATS`."""
+    """Return the weight of blocks whose type is one of `integer.layouts.FORMATS`."""
     made = empty_weight(FORMATS[weight.kind.name], weight.num_outputs, weight.num_inputs)
     step = max(1, MOST_ELEMENTS // (OUTPUTS_AT_ONCE * weight.num_inputs)) * OUTPUTS_AT_ONCE
     for first in range(0, weight.num_outputs, step):

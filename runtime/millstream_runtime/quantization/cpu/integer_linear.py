@@ -1,7 +1,7 @@
 """A layer whose rows are rounded to 8 bits per 32 inputs and multiplied as integers by codes of 4 to 8 bits.
 
 Inputs and results are float32. A row's result has the same bits in any company and with any number of threads; see
-`millstream_kernels.cpu.integer_product`. The weight is held once, in the bits of its codes.
+`millstream_kernels.cpu.integer.product_kernel`. The weight is held once, in the bits of its codes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.integer_check import IntegerProduct
-from millstream_kernels.cpu.integer_weight import IntegerWeight
+from millstream_kernels.cpu.integer.check import IntegerProduct
+from millstream_kernels.cpu.integer.weight import IntegerWeight
 from millstream_runtime.models.linear.added_product import AddedProduct
 from millstream_runtime.models.linear.linear import Linear
 

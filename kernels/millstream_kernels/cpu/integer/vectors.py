@@ -38,7 +38,7 @@ def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: Value) -
     return builder.call(function, arguments)
 
 
-class _Repeated(ir.Constant):
+class _Repeated(ir.Constant):  # type: ignore[misc]  # llvmlite has no types
     """A vector of one number, which is short as a text: there are thousands."""
 
     def _get_reference(self) -> str:

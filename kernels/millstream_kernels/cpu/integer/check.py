@@ -18,8 +18,8 @@ from torch import Tensor
 
 from millstream_kernels.cpu import code_folder, decode
 from millstream_kernels.cpu.code_folder import CodeError
-from millstream_kernels.cpu.integer_layouts import FORMATS, GROUP_INPUTS, CodeFormat
-from millstream_kernels.cpu.integer_weight import IntegerWeight, OutputCodes, empty_weight, integer_product
+from millstream_kernels.cpu.integer.layouts import FORMATS, GROUP_INPUTS, CodeFormat
+from millstream_kernels.cpu.integer.weight import IntegerWeight, OutputCodes, empty_weight, integer_product
 from millstream_kernels.cpu.task import INTEGER_INSTRUCTIONS
 
 NUM_INPUTS, NUM_OUTPUTS, NUM_ROWS = 512, 40, 19
@@ -37,7 +37,7 @@ class IntegerProduct:
     product: Product
 
 
-class ProductError(Exception):
+class IntegerProductError(Exception):
     """The product is not what it should be; the message says how."""
 
 
@@ -60,7 +60,7 @@ def checked(products: Iterable[tuple[str, Product]]) -> tuple[IntegerProduct | N
         try:
             for code_format in FORMATS.values():
                 _check(product, code_format)
-        except ProductError as error:
+        except IntegerProductError as error:
             problem = f"the integer product by {name} failed its check: {error}"
         except Exception as error:  # whatever it raises, the model is served without it
             first_line = str(error).partition("\n")[0][:200]
@@ -72,7 +72,7 @@ def checked(products: Iterable[tuple[str, Product]]) -> tuple[IntegerProduct | N
 
 @torch.inference_mode()
 def _check(product: Product, code_format: CodeFormat) -> None:
-    """Raises ProductError."""
+    """Raises IntegerProductError."""
     x, weight, dense = _numbers(code_format)
     result = product(x, weight)
     rows = rounded_rows(x)
@@ -80,21 +80,23 @@ def _check(product: Product, code_format: CodeFormat) -> None:
     error = (result.double() - exact).abs() - ERROR * sizes
     if result.shape != exact.shape or not bool((error <= 0).all()):  # NaN is not below anything
         place = int(error.nan_to_num(nan=torch.inf).argmax())
-        raise ProductError(
+        raise IntegerProductError(
             f"{code_format.name} gives {float(result.flatten()[place]):.6g} in place of "
             f"{float(exact.flatten()[place]):.6g}"
         )
     for count in COMPARED_ROWS:
         for some in (slice(0, count), slice(NUM_ROWS - count, NUM_ROWS)):
             if not torch.equal(product(x[some], weight), result[some]):
-                raise ProductError(f"a row of {code_format.name} has other bits in {count} rows than in {NUM_ROWS}")
+                raise IntegerProductError(
+                    f"a row of {code_format.name} has other bits in {count} rows than in {NUM_ROWS}"
+                )
     bad = x[:4].clone()
     bad[1, 7], bad[2, NUM_INPUTS - 1] = torch.inf, torch.nan
     spoiled = product(bad, weight)
     if not bool(spoiled[1:3].isnan().all()):
-        raise ProductError(f"an infinity or a NaN is lost in {code_format.name}")
+        raise IntegerProductError(f"an infinity or a NaN is lost in {code_format.name}")
     if not torch.equal(spoiled[[0, 3]], result[[0, 3]]):
-        raise ProductError(f"an infinity or a NaN of a row changes another row in {code_format.name}")
+        raise IntegerProductError(f"an infinity or a NaN of a row changes another row in {code_format.name}")
 
 
 def rounded_rows(x: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.bfloat16_check import cancelling_numbers
-from millstream_kernels.cpu.bfloat16_product import OneDNN, Operations
+from millstream_kernels.cpu.bfloat16.check import cancelling_numbers
+from millstream_kernels.cpu.bfloat16.product import OneDNN, Operations
 from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_kernels.cpu.task import BLOCK_INPUTS, BLOCK_OUTPUTS, RowField
 

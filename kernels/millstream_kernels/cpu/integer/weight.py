@@ -1,6 +1,6 @@
 """A weight in codes of 4 to 8 bits as `integer_product` reads it, and products of rows by it.
 
-    codes      uint8 [panels, bytes of a panel's codes]        what lies where: `integer_layouts`
+    codes      uint8 [panels, bytes of a panel's codes]        what lies where: `layouts`
     scales     uint8 [panels, bytes of a panel's scales]
 
 Outputs that fill no panel are padded with zeros, whose scales are zero, too.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.arguments import KernelArgumentError
-from millstream_kernels.cpu.integer_layouts import GROUP_INPUTS, PANEL_OUTPUTS, RECORD_BYTES, CodeFormat
+from millstream_kernels.cpu.integer.layouts import GROUP_INPUTS, PANEL_OUTPUTS, RECORD_BYTES, CodeFormat
 from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_kernels.cpu.task import IntegerProductField, IntegerRowsField
 
@@ -34,8 +34,8 @@ class OutputCodes:
 
     Attributes:
         codes: uint8 `[out, in]`, from 0 on.
-        halves: the float16 scales' bytes, uint8 `[out, units, ScaleKind.num_halves, 2]`.
-        small: whole numbers of groups, uint8 `[out, units, ScaleKind.inputs / 32 * ScaleKind.group_bytes / 16]`.
+        halves: the float16 scales' bytes, uint8 `[out, units, ScaleLayout.num_halves, 2]`.
+        small: whole numbers of groups, uint8 `[out, units, ScaleLayout.inputs / 32 * ScaleLayout.group_bytes / 16]`.
     """
 
     codes: Tensor
@@ -109,11 +109,6 @@ def empty_weight(code_format: CodeFormat, num_outputs: int, num_inputs: int) -> 
     codes = torch.empty(panels, num_inputs // GROUP_INPUTS * code_format.group_bytes, dtype=torch.uint8)
     scales = torch.empty(panels, num_inputs // kind.inputs * kind.num_bytes, dtype=torch.uint8)
     return IntegerWeight(code_format, codes, scales, num_outputs, num_inputs)
-
-
-def weight_bytes(code_format: CodeFormat, num_outputs: int, num_inputs: int) -> int:
-    """Return the bytes of such a weight, the padding included."""
-    return -(-num_outputs // PANEL_OUTPUTS) * code_format.panel_bytes(num_inputs)
 
 
 def integer_product(code: LoadedCode, instructions: str, x: Tensor, weight: IntegerWeight) -> Tensor:

@@ -1,4 +1,4 @@
-"""Codes and scales of a group as vectors, for `integer_product`: what lies where is in `integer_layouts`.
+"""Codes and scales of a group as vectors, for `integer_product`: what lies where is in `layouts`.
 
 Only the compiler imports this.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from millstream_kernels.cpu.integer_layouts import ScaleKind
-from millstream_kernels.cpu.integer_vectors import (
+from millstream_kernels.cpu.integer.layouts import ScaleLayout
+from millstream_kernels.cpu.integer.vectors import (
     BYTES,
     INT8,
     INT16,
@@ -32,7 +32,7 @@ def from_halves(builder: ir.IRBuilder, address: Value) -> Value:
 
 
 def scales_of(
-    builder: ir.IRBuilder, kind: ScaleKind, shared: Sequence[Value], small: Value
+    builder: ir.IRBuilder, kind: ScaleLayout, shared: Sequence[Value], small: Value
 ) -> tuple[list[Value], Value | None]:
     """Scales of the parts of a group, and its least weights."""
     if not kind.group_bytes:

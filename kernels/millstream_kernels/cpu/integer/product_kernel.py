@@ -5,7 +5,7 @@
     out[t, n]    = sum over g of  step[t, g] * scale[g, n] * (sum over k of  q[t, k] * (code[k, n] - offset))
                                 - step[t, g] * least[g, n] * (sum over k of  q[t, k])       where the format has a least
 
-What lies where is in `integer_layouts`. A tile is 1 to 8 rows by one panel of 16 outputs. Codes are widened to 8 bits
+What lies where is in `layouts`. A tile is 1 to 8 rows by one panel of 16 outputs. Codes are widened to 8 bits
 in registers, once for all rows of a tile: with few rows the time is that of reading the codes, with many that of the
 sums. Groups are added in their order, each by the same instructions in a tile of any height, so the result of a row
 depends neither on the other rows nor on the number of threads, bit for bit.
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from millstream_kernels.cpu.integer_codes import WIDENED, from_halves, scales_of
-from millstream_kernels.cpu.integer_layouts import (
+from millstream_kernels.cpu.integer.codes import WIDENED, from_halves, scales_of
+from millstream_kernels.cpu.integer.layouts import (
     FORMATS,
     GROUP_INPUTS,
     LEAST_PLACE,
@@ -31,7 +31,7 @@ from millstream_kernels.cpu.integer_layouts import (
     STEP_PLACE,
     CodeFormat,
 )
-from millstream_kernels.cpu.integer_vectors import (
+from millstream_kernels.cpu.integer.vectors import (
     AVX2,
     AVX512_VNNI,
     BYTES,

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from millstream_kernels.cpu import bfloat16_check, bfloat16_rows
-from millstream_kernels.cpu.bfloat16_check import cancelling_numbers
-from millstream_kernels.cpu.bfloat16_product import OneDNN
-from millstream_kernels.cpu.bfloat16_rows import row_weight, sum_blocks_of
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16 import one_row
+from millstream_kernels.cpu.bfloat16.check import cancelling_numbers
+from millstream_kernels.cpu.bfloat16.one_row import row_weight, sum_blocks_of
+from millstream_kernels.cpu.bfloat16.product import OneDNN
 from millstream_kernels.cpu.loaded_code import LoadedCode
 from millstream_runtime.engine.cpu import compiled_code
 from tests.support.bfloat16_operations import ExactOperations
@@ -73,7 +74,7 @@ def test_numbers_that_are_not_finite_stay_so(code: LoadedCode) -> None:
 @needs_instructions
 @pytest.mark.usefixtures("_orders")
 def test_another_order_of_sums_is_not_used(code: LoadedCode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bfloat16_rows, "SUM_BLOCKS", (8,))
+    monkeypatch.setattr(one_row, "SUM_BLOCKS", (8,))
     operations = OneDNN()
     assert sum_blocks_of(code, operations, 2048) is None
     packed = operations.pack(torch.randn(64, 2048).bfloat16())

@@ -24,7 +24,7 @@ PANEL_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleKind:
+class ScaleLayout:
     """What scales of a unit consist of.
 
     Attributes:
@@ -55,22 +55,17 @@ class CodeFormat:
     number: int
     bits: int
     offset: int
-    scales: ScaleKind
+    scales: ScaleLayout
 
     @property
     def group_bytes(self) -> int:
         """Of codes of a group and a panel."""
         return GROUP_INPUTS * PANEL_OUTPUTS * self.bits // 8
 
-    def panel_bytes(self, num_inputs: int) -> int:
-        """Of codes and scales."""
-        groups = num_inputs // GROUP_INPUTS
-        return groups * self.group_bytes + num_inputs // self.scales.inputs * self.scales.num_bytes
 
-
-_HALF, _HALF_AND_LEAST = ScaleKind(32, 1), ScaleKind(32, 2, has_least=True)
-_OF_8_GROUPS = ScaleKind(256, 2, group_bytes=2 * PANEL_OUTPUTS, has_least=True)
-_OF_16_GROUPS = ScaleKind(256, 1, group_bytes=2 * PANEL_OUTPUTS, is_signed=True)
+_HALF, _HALF_AND_LEAST = ScaleLayout(32, 1), ScaleLayout(32, 2, has_least=True)
+_OF_8_GROUPS = ScaleLayout(256, 2, group_bytes=2 * PANEL_OUTPUTS, has_least=True)
+_OF_16_GROUPS = ScaleLayout(256, 1, group_bytes=2 * PANEL_OUTPUTS, is_signed=True)
 FORMATS = {
     code_format.name: code_format
     for code_format in (

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.bfloat16_product import MANY_INPUTS, Bfloat16Product, OneDNN, Operations
+from millstream_kernels.cpu.bfloat16.product import MANY_INPUTS, Bfloat16Product, OneDNN, Operations
 
 SHAPES = ((77, 45), (576, 1536), (MANY_INPUTS, 512))  # inputs, outputs
 NUM_ROWS = 100

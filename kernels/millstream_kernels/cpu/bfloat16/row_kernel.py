@@ -9,7 +9,7 @@ walks through one block of outputs at a time and asks the memory for one place; 
 and names the places ahead (`python -m benchmarks.cpu_mechanisms` compares them).
 
 VDPBF16PS adds the products of a pair of inputs to a float32. oneDNN starts a new sum at every 512th or 1,024th input
-and adds these sums up; so does this. `bfloat16_rows` finds out where the library and the CPU at hand start one.
+and adds these sums up; so does this. `one_row` finds out where the library and the CPU at hand start one.
 
 This is LLVM's language, not numba's: a function of it can name the instructions that it needs, which the CPU that the
 rest is compiled for lacks. Only the compiler imports this (`hack.kernels.prebuild_cpu`).
