@@ -4,8 +4,8 @@
     llvmlite    what is left of numba's own functions removed, entries added, an object file made
 
 The kind of CPU is x86-64-v3, not this machine's, and the same sources and versions give the same bytes.
-`integer.product_kernel` writes LLVM's language itself, once for each kind of CPU that it knows: each of its functions names
-its own. Elsewhere than on x86-64 the folder is empty, and the runtime computes with torch.
+`integer.product_kernel` writes LLVM's language itself, once for each kind of CPU that it knows: each of its functions
+names its own. Elsewhere than on x86-64 the folder is empty, and the runtime computes with torch.
 """
 
 from __future__ import annotations
