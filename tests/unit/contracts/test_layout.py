@@ -65,7 +65,7 @@ USED_FROM_OUTSIDE = {
     r"kernels/millstream_kernels/prebuilt/cuda_library\.py::CudaUtils\.load_binary": "Triton calls it",
     r".*::NoProgress\.purge": "kopf calls it",
     r".*::HTTPS?Handler\.https?_open": "urllib calls it",
-    r"kernels/millstream_kernels/cpu/(bfloat16|integer)/\w+_kernel\.py::module_text": "prebuild_cpu imports it by its name",
+    r"kernels/millstream_kernels/cpu/(bfloat16|integer)/\w+_kernel\.py::module_text": "prebuild_cpu imports it",
     r"hack/wheel_hook\.py::CpuKernels(\.\w+)?": "hatchling loads it by the path in pyproject.toml",
     r".*::CommandLineParser\.parse_known_args": "argparse calls it",
     r".*::FencedBody\.write_with_length": "aiohttp calls it",
