@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-
-import httpx
 
 from tests.support.console_blocks import ROOT, Block, Command
 from tests.support.reserved_port import reserved_port
@@ -114,7 +113,7 @@ class ConsoleSession:
             is_late = time.monotonic() > deadline
             if is_late or server.poll() is not None:
                 raise AssertionError(f"{block.place}: {command.text} did not get ready\n{log.read_text()[-2000:]}")
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def _log(self, port: str) -> Path:
         return self._folder / f"server-{port}.log"
@@ -127,10 +126,14 @@ class ConsoleSession:
 
 def is_ready(port: str) -> bool:
     """Whether the server says that it answers."""
+    connection = HTTPConnection("127.0.0.1", int(port), timeout=10)
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=10).status_code == 200
-    except httpx.TransportError:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def link_checkout(folder: Path) -> None:
