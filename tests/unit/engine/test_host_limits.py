@@ -72,6 +72,20 @@ def test_less_room_than_planned_ends_the_boot_with_both_lengths() -> None:
     assert whole == pool_size.PoolSize(100, 1000), "no more than the model allows"
 
 
+def test_a_limit_below_the_process_ends_the_boot_with_what_was_planned_and_offers_no_shorter_request() -> None:
+    budget = pool_size.cpu_budget(GIB // 4, GIB // 2, is_container=True)
+    arguments = {"block_bytes": 1 << 10, "block_size_tokens": 16, "max_model_len": 1000, "max_num_seqs": 2}
+    for planned, words in ((160, " of the 160 tokens that were planned;"), (None, "room for a KV cache;")):
+        with pytest.raises(RuntimeFailure, match=r"take 0\.50 GiB, and only 0\.25 GiB are usable") as caught:
+            pool_size.size_pool(
+                budget, asked_bytes=None, max_model_len_is_explicit=False, planned_model_len=planned, **arguments
+            )
+        assert caught.value.reason is FailureReason.OUT_OF_MEMORY
+        assert words in caught.value.message
+        assert "limits.memory" in caught.value.message
+        assert "max-model-len" not in caught.value.message
+
+
 def test_a_node_that_lost_half_its_memory_is_counted_as_it_is_now(tmp_path: Path) -> None:
     """A container of 2 GiB whose process holds 1 GiB, planned for requests of 8,192 tokens, 16 per MiB.
 
