@@ -17,7 +17,7 @@ MARKS = {
     "cluster": r"\b(kubectl|helm|millstream_operator)\b|^millstream plan .*--(kubeconfig|nodes)\b",
     "gpu": r"\bcuda\b|--device",
     "minutes": r"^make |^(\.venv/bin/)?python -m (hack|benchmarks|tests)\.|^pytest tests/soak"
-    r"|^millstream (bench|tune-draft|quantize .*--calibration)\b",
+    r"|^millstream (bench|tune-draft|quality|quantize .*--calibration)\b",
     "network": r"\bdocker (build|push)\b|^millstream (fetch|inspect) --(hugging-face|image)\b",
 }
 _FENCE = re.compile(
