@@ -6,6 +6,23 @@ from tests.mutations.mutation import OPERATOR, Mutation
 
 CHART = "charts/millstream"
 
+PAGES = [
+    Mutation.of(
+        "a command of a page needs no file that is there",
+        "docs/model-sources.md",
+        "millstream inspect --path models/demo-chat ",
+        "millstream inspect --path models/demo-chats ",
+        "commands/test_console_blocks.py::test_the_commands_of_a_page_end_as_it_says",
+    ),
+    Mutation.of(
+        "a command that needs no cluster may stand among those that do",
+        "docs/planning.md",
+        "millstream plan examples/mid.yaml --kubeconfig FILE --diff",
+        "millstream plan examples/mid.yaml --diff",
+        "commands/test_console_blocks.py::test_a_block_that_is_not_run_needs_what_its_mark_says",
+    ),
+]
+
 CHART_FILES = [
     Mutation.of(
         "an operator that checks API keys may read Secrets",
@@ -110,4 +127,4 @@ BUILDS = [
     ),
 ]
 
-MISTAKES = [*CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS, *BUILDS]
+MISTAKES = [*PAGES, *CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS, *BUILDS]

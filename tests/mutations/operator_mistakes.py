@@ -13,6 +13,14 @@ PLANNING = [
         "operator/planning/test_left_out_nodes.py::test_the_edit_that_includes_a_tainted_node_is_offered",
     ),
     Mutation.of(
+        "a limit below the process itself is short of tokens, as any other",
+        f"{OPERATOR}/planning/planner.py",
+        "if ledger.usable_bytes < ledger.context_bytes:",
+        "if ledger.usable_bytes < 0:",
+        "operator/planning/test_cpu_container.py::"
+        "test_a_limit_below_the_process_itself_is_refused_by_name_with_a_limit_that_holds_the_model",
+    ),
+    Mutation.of(
         "of the products the one with the fewest GPUs wins",
         f"{OPERATOR}/planning/choices/placement.py",
         "key=lambda one: _order_of_products(one[0])",

@@ -23,6 +23,16 @@ BROWSERS = [
 
 ENGINE = [
     Mutation.of(
+        "a shorter request helps a process that does not fit itself",
+        f"{RUNTIME}/engine/kv/pool_size.py",
+        "if asked_bytes is None and budget.used_bytes >= budget.limit_bytes:",
+        "if asked_bytes is None and budget.used_bytes < 0:",
+        "engine/test_host_limits.py::"
+        "test_a_limit_below_the_process_ends_the_boot_with_what_was_planned_and_offers_no_shorter_request",
+        "contracts/test_limit_below_process.py::"
+        "test_a_limit_that_fell_below_the_process_ends_the_boot_with_the_length_that_was_planned",
+    ),
+    Mutation.of(
         "a key has its share of the queue however many places it holds",
         f"{RUNTIME}/server/operations/admission.py",
         "is_within = self._held.get(client, 0) + count <= share",
