@@ -34,7 +34,8 @@ REFUSED: dict[str, tuple[str, Reason, str]] = {
         "The ValidatingAdmissionPolicy owners (binding all) denies the pods: no owner.",
     ),
     "policy without a binding": (
-        "pods \"demo-1-x\" is forbidden: ValidatingAdmissionPolicy 'owners' denied request: failed to configure policy: x",
+        "pods \"demo-1-x\" is forbidden: ValidatingAdmissionPolicy 'owners' denied request: "
+        "failed to configure policy: x",
         Reason.ADMISSION_DENIED,
         "The ValidatingAdmissionPolicy owners denies the pods: failed to configure policy: x.",
     ),
