@@ -15,6 +15,36 @@ CHART_FILES = [
         "chart/test_rights.py::test_rights_are_spelled_out_and_leave_secrets_alone",
     ),
     Mutation.of(
+        "a policy about the operator's user may judge every user",
+        f"{CHART}/templates/admission-pods.yaml",
+        """    - name: it-is-the-operator
+      expression: {{ include "millstream.isOperator" . | quote }}""",
+        """    - name: it-is-an-account
+      expression: "request.userInfo.username.startsWith('system:serviceaccount:')\"""",
+        "chart/test_admission_policies.py::test_the_policies_judge_the_operators_user_alone",
+    ),
+    Mutation.of(
+        "an update by the operator shows by its result whose the object is",
+        f"{CHART}/templates/admission-children.yaml",
+        "        variables.isControlled && (variables.wasControlled || variables.wasOrphan)",
+        "        variables.isControlled",
+        "tests/soak/test_admission_policies.py::test_200_random_objects_outside_the_rules_are_refused",
+    ),
+    Mutation.of(
+        "a pod whose account is its LLMDeployment's needs no rule about tokens in volumes",
+        f"{CHART}/files/restricted_pods.yaml",
+        "!has(source.serviceAccountToken)",
+        "has(source.path) || true",
+        "tests/soak/test_admission_policies.py::test_pods_run_as_their_own_account_without_a_token",
+    ),
+    Mutation.of(
+        "who patches the status reads it first",
+        f"{CHART}/templates/rbac.yaml",
+        "    resources: [llmdeployments/status]\n    verbs: [patch]",
+        "    resources: [llmdeployments/status]\n    verbs: [get, patch]",
+        "chart/test_needed_rights.py::test_the_operator_asks_for_each_verb_that_it_has_and_for_no_other",
+    ),
+    Mutation.of(
         "an operator that lives is ready",
         f"{CHART}/templates/deployment.yaml",
         "            httpGet: {path: /readyz, port: health}",

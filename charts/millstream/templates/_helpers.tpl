@@ -126,3 +126,8 @@ has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists
 {{- define "millstream.celList" -}}
 {{- if . }}['{{ join "', '" . }}']{{ else }}[]{{ end -}}
 {{- end -}}
+
+{{/* CEL: this request is about the object of a name in the release's own namespace. */}}
+{{- define "millstream.isOwn" -}}
+has(request.namespace) && request.namespace == '{{ .root.Release.Namespace }}' && has(request.name) && request.name == '{{ .name }}'
+{{- end -}}

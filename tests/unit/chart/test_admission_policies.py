@@ -50,7 +50,7 @@ def test_each_policy_denies_and_is_one_that_the_operator_knows_as_the_charts() -
     documents = render(EVERY)
     bound = {one["spec"]["policyName"]: one["spec"]["validationActions"] for one in of_kind(documents, BINDING)}
     names = [one["metadata"]["name"] for one in of_kind(documents, POLICY)]
-    assert bound == dict.fromkeys(names, ["Deny"])
+    assert bound == {name: ["Deny"] for name in names}
     for policy in of_kind(documents, POLICY):
         assert policy["metadata"]["name"].endswith(OWN_POLICIES)
         assert policy["spec"]["failurePolicy"] == "Fail"
