@@ -1,7 +1,7 @@
 """Every verb of the operator's ClusterRole is needed: the operator's own code makes a request that has no other right.
 
-The requests are collected from what it does to a fake cluster, in situations that need each of them. A verb that nothing here
-asks for is one too many, and a request that the role does not grant is one too few.
+The requests are collected from what it does to a fake cluster, in situations that need each of them. A verb that
+nothing here asks for is one too many, and a request that the role does not grant is one too few.
 """
 
 from __future__ import annotations
