@@ -133,7 +133,7 @@ OTHERS: tuple[tuple[str, Object], ...] = (
     ("apis/apps/v1|daemonsets", manifest("apps/v1", "DaemonSet") | {"spec": {**_SELECTED, "template": pod_template()}}),
     (
         "apis/apps/v1|statefulsets",
-        manifest("apps/v1", "StatefulSet") | {"spec": {**_SELECTED, "template": pod_template()}},
+        manifest("apps/v1", "StatefulSet") | {"spec": {**_SELECTED, "serviceName": "a", "template": pod_template()}},
     ),
     (
         "apis/batch/v1|cronjobs",
@@ -229,9 +229,8 @@ NOT_RESTRICTED: dict[str, Callable[[Object], None]] = {
     "escalation": _on_containers("allowPrivilegeEscalation", True),
     "escalation of an init container": _on_containers("allowPrivilegeEscalation", True, which="initContainers"),
     "a container without a security context": lambda spec: spec["containers"][0].pop("securityContext"),
-    "an added capability": _on_containers("capabilities", {"drop": ["ALL"], "add": ["SYS_ADMIN"]}),
+    "an added capability": _on_containers("capabilities", {"drop": ["ALL"], "add": ["NET_ADMIN"]}),
     "no dropped capability": _on_containers("capabilities", {"drop": ["NET_RAW"]}),
-    "an unmasked /proc": _both(lambda spec: spec.update(hostUsers=False), _on_containers("procMount", "Unmasked")),
     "root": _on_pod("runAsUser", 0),
     "a root container": _on_containers("runAsUser", 0),
     "runAsNonRoot false": _on_pod("runAsNonRoot", False),
@@ -295,7 +294,7 @@ def changed(change: Callable[[Object], Any]) -> Object:
 
 
 def attempts(seed: int, count: int, namespaces: Sequence[str], foreign: Sequence[tuple[str, Object]]) -> list[Attempt]:
-    """Draw requests. `foreign`: (path, object) of somebody else's objects that are there."""
+    """Draw requests. `foreign`: (path, object) of somebody else's objects that are there, as they were applied."""
     draw = random.Random(seed)  # the same attempts for the same seed
     sorts = (_of_another_kind, _without_owner, _in_a_closed_place, _with_open_pods)
     drawn = [draw.choice(sorts)(draw, draw.choice(namespaces)) for _ in range(count * 3 // 4)]
@@ -352,6 +351,6 @@ def _on_foreign(draw: random.Random, path: str, live: Object) -> Attempt:
         Attempt(
             f"take over a foreign {what}", "PATCH", where, {"metadata": {"ownerReferences": [owner_reference()]}}, MERGE
         ),
-        Attempt(f"replace a foreign {what}", "PUT", where, owned(live)),
+        Attempt(f"apply over a foreign {what}", "PATCH", where, owned(live), APPLY),
     ]
     return draw.choice(changes)
