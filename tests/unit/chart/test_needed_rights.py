@@ -28,6 +28,7 @@ from millstream_operator.leadership.ownership import Release
 from millstream_operator.leadership.release_leases import ReleaseLeases
 from millstream_operator.probing.pod_owners import PodOwners
 from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rollout.pruning import HISTORY_LIMIT
 from tests.support.fake_cluster import FakeClusterClient, Request
 from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.helm_chart import of_kind, render
@@ -79,6 +80,9 @@ async def life_of_children() -> list[Request]:
     await operator.settle()
     respec(cluster, autoscaling=None, replicas=1)
     await operator.settle()
+    for length in range(1024, 1024 + HISTORY_LIMIT + 2):  # the oldest record of a revision goes
+        respec(cluster, engine={"maxModelLen": length})
+        await operator.settle()
     cluster.remove(LLM_DEPLOYMENT, "demo")
     await operator.turn()
     return [*operator.client.requests, *operator.looker.requests]
