@@ -123,7 +123,7 @@ def test_a_value_leaves_them_out_and_changes_nothing_else() -> None:
     [
         "admissionPolicy.allowedNamespaces=[\"a'] || true || 'a' in ['\"]",
         "admissionPolicy.namespaceLabels.a=\"' || true || '\"",
-        "admissionPolicy.mode=Audit",
+        'admissionPolicy.mode="Audit"',
         'admissionPolicy.enabled="maybe"',
     ],
 )
