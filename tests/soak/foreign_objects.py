@@ -97,7 +97,7 @@ CHILDREN: dict[str, Callable[[], tuple[str, Object]]] = {
     "ConfigMap": lambda: ("api/v1|configmaps", manifest("v1", "ConfigMap")),
     "ControllerRevision": lambda: (
         "apis/apps/v1|controllerrevisions",
-        manifest("apps/v1", "ControllerRevision") | {"revision": 1},
+        manifest("apps/v1", "ControllerRevision") | {"revision": 1, "data": {"a": "b"}},
     ),
     "NetworkPolicy": lambda: (
         "apis/networking.k8s.io/v1|networkpolicies",
