@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutations import (
     command_line_mistakes,
     deployment_files,
+    gateway_mistakes,
     kernel_traps,
     operator_mistakes,
     runtime_mistakes,
@@ -20,6 +21,7 @@ MUTATIONS = [
     *text_folder_mistakes.MISTAKES,
     *command_line_mistakes.MISTAKES,
     *deployment_files.MISTAKES,
+    *gateway_mistakes.MISTAKES,
     *kernel_traps.TRAPS,
     *token_kernel_traps.TRAPS,
 ]
