@@ -29,7 +29,7 @@ JSON = "application/json"
 def chart_objects(kinds: Collection[str], values: Sequence[str] = ()) -> list[Object]:
     """Return the objects of these kinds in the chart's order. `values`: as helm's `--set` takes them."""
     have_helm()
-    rendered = render(*values, release=RELEASE, namespace=OPERATOR_NAMESPACE)
+    rendered = render("admissionPolicy.enabled=true", *values, release=RELEASE, namespace=OPERATOR_NAMESPACE)
     return [one for one in rendered if one["kind"] in kinds and "helm.sh/hook" not in _annotations(one)]
 
 

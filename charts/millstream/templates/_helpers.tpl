@@ -101,7 +101,7 @@ Enabled or Disabled: is what the operator's user writes judged by policies of th
 (`template`) knows no kinds, not even Pod: it is answered by the Kubernetes that the chart needs, which has the policies.
 */}}
 {{- define "millstream.admissionPolicy" -}}
-{{- $wanted := dig "enabled" true (.Values.admissionPolicy | default dict) -}}
+{{- $wanted := dig "enabled" false (.Values.admissionPolicy | default dict) -}}
 {{- $kinds := .Capabilities.APIVersions -}}
 {{- $served := or ($kinds.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (not ($kinds.Has "v1/Pod")) -}}
 {{ and $wanted $served | ternary "Enabled" "Disabled" }}

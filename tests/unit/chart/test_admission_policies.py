@@ -25,19 +25,20 @@ from tests.support.helm_chart import (
 )
 
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-EVERY = "admissionPolicy.requireLLMDeployment=true"  # renders all of them
+ENABLED = "admissionPolicy.enabled=true"
+EVERY = (ENABLED, "admissionPolicy.requireLLMDeployment=true")  # renders all of them
 KIND = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
 
 
 def policies(*values: str, release: str = "millstream") -> dict[str, Document]:
     """By the word in its name."""
-    found = of_kind(render(*values, release=release), POLICY)
+    found = of_kind(render(ENABLED, *values, release=release), POLICY)
     return {one["metadata"]["name"].removesuffix(OWN_POLICIES).rpartition("-")[2]: one for one in found}
 
 
 def test_the_policies_judge_the_operators_user_alone() -> None:
     for release in ("millstream", "one"):
-        documents = render(EVERY, release=release)
+        documents = render(*EVERY, release=release)
         account = operator_of(documents)["spec"]["template"]["spec"]["serviceAccountName"]
         user = f"request.userInfo.username == 'system:serviceaccount:system:{account}'"
         assert len(of_kind(documents, POLICY)) == 3
@@ -47,7 +48,7 @@ def test_the_policies_judge_the_operators_user_alone() -> None:
 
 
 def test_each_policy_denies_and_is_one_that_the_operator_knows_as_the_charts() -> None:
-    documents = render(EVERY)
+    documents = render(*EVERY)
     bound = {one["spec"]["policyName"]: one["spec"]["validationActions"] for one in of_kind(documents, BINDING)}
     names = [one["metadata"]["name"] for one in of_kind(documents, POLICY)]
     assert bound == {name: ["Deny"] for name in names}
@@ -58,11 +59,11 @@ def test_each_policy_denies_and_is_one_that_the_operator_knows_as_the_charts() -
         assert reasons == {"Forbidden"}, "another reason is a 422, by which the operator would try a merge patch"
 
 
-def test_by_default_no_policy_waits_until_the_api_server_knows_the_crd() -> None:
+def test_unless_asked_no_policy_waits_until_the_api_server_knows_the_crd() -> None:
     """With a parameter it would refuse all children of the first minute after an install."""
     assert policies().keys() == {"children", "pods"}
     assert not any("paramKind" in one["spec"] for one in policies().values())
-    assert policies(EVERY)["namespaces"]["spec"]["paramKind"]["kind"] == "LLMDeployment"
+    assert policies(*EVERY)["namespaces"]["spec"]["paramKind"]["kind"] == "LLMDeployment"
 
 
 def test_the_kinds_that_it_may_write_are_those_that_the_operator_owns() -> None:
@@ -70,14 +71,14 @@ def test_the_kinds_that_it_may_write_are_those_that_the_operator_owns() -> None:
     allowed = set(re.findall(r"'([\w.]*/\w+)'", variables["isKnown"]))
     owned = {f"{kind.group}/{kind.plural}" for kind in (*OWNED, HORIZONTAL_POD_AUTOSCALER, *OPTIONAL)}
     assert allowed == owned
-    rules = policies(EVERY)["namespaces"]["spec"]["matchConstraints"]["resourceRules"]
+    rules = policies(*EVERY)["namespaces"]["spec"]["matchConstraints"]["resourceRules"]
     named = {f"{group}/{resource}" for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]}
     assert owned <= named
 
 
 def test_what_is_exempt_by_name_is_what_the_operator_is_told() -> None:
     for release in ("millstream", "one"):
-        documents = render(release=release)
+        documents = render(ENABLED, release=release)
         told = environment(documents)
         children = policies(release=release)["children"]["spec"]
         conditions = {one["name"]: one["expression"] for one in children["matchConditions"]}
@@ -99,7 +100,7 @@ def test_an_orphan_is_known_by_the_operators_own_label_and_mark() -> None:
 
 def rendered_kinds(*api_versions: str) -> set[str]:
     """Kinds of the chart for a cluster that serves these."""
-    sets = [word for image in IMAGES for word in ("--set", image)]
+    sets = [word for value in (*IMAGES, ENABLED) for word in ("--set", value)]
     served = [word for one in api_versions for word in ("--api-versions", one)]
     done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", *sets, *served)
     assert done.returncode == 0, done.stderr
@@ -112,10 +113,10 @@ def test_they_are_left_out_where_the_api_server_has_no_such_kind() -> None:
     assert not {POLICY, BINDING} & rendered_kinds("v1/Pod")
 
 
-def test_a_value_leaves_them_out_and_changes_nothing_else() -> None:
-    documents, without = render(EVERY), render(EVERY, "admissionPolicy.enabled=false")
+def test_they_are_off_by_default_and_a_value_adds_them_and_changes_nothing_else() -> None:
+    documents, without = render(*EVERY), render()
     assert {one["kind"] for one in documents if one not in without} == {POLICY, BINDING}
-    assert [one for one in documents if one in without] == without
+    assert [one for one in documents if one in without] == without == render("admissionPolicy.enabled=false")
 
 
 @pytest.mark.parametrize(
