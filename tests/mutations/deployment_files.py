@@ -32,6 +32,36 @@ CHART_FILES = [
         "chart/test_rights.py::test_rights_are_spelled_out_and_leave_secrets_alone",
     ),
     Mutation.of(
+        "a policy about the operator's user may judge every user",
+        f"{CHART}/templates/admission-pods.yaml",
+        """    - name: it-is-the-operator
+      expression: {{ include "millstream.isOperator" . | quote }}""",
+        """    - name: it-is-an-account
+      expression: "request.userInfo.username.startsWith('system:serviceaccount:')\"""",
+        "chart/test_admission_policies.py::test_the_policies_judge_the_operators_user_alone",
+    ),
+    Mutation.of(
+        "the operator has a Secret of its own, so Secrets are among its kinds",
+        f"{CHART}/templates/admission-children.yaml",
+        "'/services', '/serviceaccounts', '/configmaps',\n",
+        "'/services', '/serviceaccounts', '/configmaps', '/secrets',\n",
+        "chart/test_admission_policies.py::test_the_kinds_that_it_may_write_are_those_that_the_operator_owns",
+    ),
+    Mutation.of(
+        "a helm that lists no policies renders none",
+        f"{CHART}/templates/_helpers.tpl",
+        ' (not ($kinds.Has "v1/Pod")) -}}',
+        " false -}}",
+        "chart/test_admission_policies.py::test_they_are_left_out_where_the_api_server_has_no_such_kind",
+    ),
+    Mutation.of(
+        "who patches the status reads it first",
+        f"{CHART}/templates/rbac.yaml",
+        "    resources: [llmdeployments/status]\n    verbs: [patch]",
+        "    resources: [llmdeployments/status]\n    verbs: [get, patch]",
+        "chart/test_needed_rights.py::test_the_operator_asks_for_each_verb_that_it_has_and_for_no_other",
+    ),
+    Mutation.of(
         "an operator that lives is ready",
         f"{CHART}/templates/deployment.yaml",
         "            httpGet: {path: /readyz, port: health}",

@@ -252,6 +252,13 @@ CONTROL = [
         "operator/diagnosis/test_diagnosis.py::test_out_of_memory_shows_the_planned_memory_and_the_limit",
     ),
     Mutation.of(
+        "a policy that cannot judge yet has denied, as every other does",
+        f"{OPERATOR}/diagnosis/admission.py",
+        "        return Diagnosis(Reason.ADMISSION_UNAVAILABLE, sentence(detail), hint, NOT_JUDGED_YET)",
+        "        return Diagnosis(Reason.ADMISSION_DENIED, sentence(detail), hint)",
+        "operator/diagnosis/test_admission.py::test_a_policy_of_the_chart_that_cannot_judge_yet_needs_no_person",
+    ),
+    Mutation.of(
         "an object that is being deleted is reconciled until it is gone",
         f"{OPERATOR}/reconciling/reconciler.py",
         'return None if manifest is None or manifest["metadata"].get("deletionTimestamp") else manifest',
