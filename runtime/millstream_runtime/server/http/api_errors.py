@@ -211,8 +211,8 @@ def require_known_parameters(given: QueryParams, known: Sequence[str]) -> None:
     """Raises ApiError: a parameter of the URL that the route does not know, or one that is there twice."""
     for name in given:
         if name not in known:
-            shown = shown_value(name)
-            message = f"Unknown parameter of the URL: {shown}; this route has {', '.join(known)}."
+            takes = " and ".join(f"'{one}'" for one in known)
+            message = f"Unknown parameter of the URL: {shown_value(name)}; this route takes {takes}."
             raise ApiError(400, message, param=name[:80], code="unknown_parameter")
         if len(given.getlist(name)) > 1:
             message = f"'{name}' is given {len(given.getlist(name))} times in the URL; give it once."
