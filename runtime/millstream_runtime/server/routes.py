@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -101,7 +101,9 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.head("/load", include_in_schema=False)
     @app.get("/load", tags=["probes"])
-    async def load(request: Request, since: str | None = None) -> Response:
+    async def load(
+        request: Request, since: Annotated[str | None, Query(description="`cursor` of an earlier answer")] = None
+    ) -> Response:
         """How busy this replica is, and the tokens of the requests that it answered after the cursor `since`."""
         require_known_parameters(request.query_params, ("since",))
         return Response(service.load.body(since), media_type="application/json")
