@@ -57,7 +57,8 @@ def test_a_recent_mean_follows_what_is_observed_and_keeps_it_while_nothing_is() 
     histogram.observe(100.0)  # before anybody asks for the mean of what comes
     mean = RecentMean(histogram)
     mean.end_round()
-    assert mean.value is None
+    unmeasured = mean.value
+    assert unmeasured is None
     for value in (1.0, 2.0, 3.0):
         histogram.observe(value)
     mean.end_round()
