@@ -524,6 +524,34 @@ SERVER = [
         'name: self._histogram(f"millstream:{name}", text, buckets)',
         "server/operations/test_vllm_metrics.py::test_every_metric_of_vllm_is_exported_or_an_exception",
     ),
+    Mutation.of(
+        "whoever asks for the load reads the ids that clients chose",
+        f"{RUNTIME}/server/operations/answered_requests.py",
+        "return hashlib.sha256(request_id.encode()).hexdigest()[:HASH_HEX_DIGITS]",
+        "return request_id",
+        "server/operations/test_load.py::test_anybody_may_ask_without_a_key_and_reads_no_id",
+    ),
+    Mutation.of(
+        "what an engine computed before it died is in the cache of the next one",
+        f"{RUNTIME}/server/operations/answered_requests.py",
+        "if tokens is None or boot_id != self._boot_id:",
+        "if tokens is None:",
+        "server/operations/test_load.py::test_a_new_boot_forgets_the_answers_of_the_old_and_takes_none_of_them",
+    ),
+    Mutation.of(
+        "requests wait once the engine has taken them",
+        f"{RUNTIME}/server/operations/load_report.py",
+        "stats.num_requests_waiting + self._engine.untaken_requests",
+        "stats.num_requests_waiting",
+        "server/operations/test_load.py::test_what_waits_is_counted_before_the_engine_has_taken_it",
+    ),
+    Mutation.of(
+        "what the cache holds of a prompt waits to be computed",
+        f"{RUNTIME}/engine/scheduling/scheduler.py",
+        "self._count_queued(sequence, uncached_tokens)",
+        "self._count_queued(sequence, len(sequence.token_ids))",
+        "engine/scheduling/test_prefix_cache.py::test_what_is_cached_of_a_prompt_does_not_wait_to_be_computed",
+    ),
 ]
 
 SECURITY = [

@@ -188,6 +188,9 @@ class EngineStats:
     speculation: SpeculationStats | None = None  # None: it is off
     ended_by_preemptions: dict[int, int] = field(default_factory=dict)  # requests, by how often each was preempted
     prompt_pace: PromptPace | None = None  # None: time bounds no prompts, or none has shared a step yet
+    queued_tokens: int = 0  # of prompts, that are to be computed before the first token of each
+    running_tokens: int = 0  # in the KV cache, of the requests in the batch
+    prefill_tokens_per_second: float = 0.0  # in steps with prompts, see `prefill_rate`; 0 before the first
 
     @property
     def kv_cache_usage(self) -> float:

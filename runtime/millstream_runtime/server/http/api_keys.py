@@ -25,8 +25,8 @@ from millstream_runtime.server.http.key_file import MAX_KEYS, read_keys
 RECHECK_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20  # also the size of the largest Secret
 
-# A probe has no key, and neither has a Prometheus that scrapes pods.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+# A probe has no key, and neither has a Prometheus that scrapes pods, or who chooses between them.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/load"})
 # What the key of the operator's probe opens besides; `openai/probe_limits.py` says which completions.
 PROBE_ROUTES = frozenset({("GET", "/v1/models"), ("POST", "/v1/completions")})
 

@@ -49,7 +49,7 @@ def test_only_holders_of_a_key_get_in_probes_excepted(tiny_model: Path, tmp_path
             assert refused.json()["error"]["code"] == "invalid_api_key"
             assert refused.headers["www-authenticate"] == "Bearer"
             assert "key-" not in refused.text
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/metrics", "/load"):
             assert server.get(path).status_code == 200
         for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):  # closed unless named
             assert server.get(path).status_code == 401
