@@ -7,7 +7,7 @@ the answers to our own writes, which come earlier. The higher resourceVersion wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from millstream_operator.kube.interning import ManifestInterner
 from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, OWNER_LABELS, OWNERS, Kind
 
 Manifest = dict[str, Any]
+KUBECTL_COPY = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,8 +71,14 @@ def _is_ours(reference: Manifest) -> bool:
 
 
 def _slim_metadata(manifest: Manifest) -> Manifest:
-    """Return the metadata without the managed fields, but for who paused what is paused: a status names the hand."""
+    """Return the metadata without what others keep in it: managed fields, and kubectl's copy of the whole object.
+
+    Of the managed fields it has who paused what is paused: a status names the hand.
+    """
     slim = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    annotations = slim.get("annotations")
+    if annotations and KUBECTL_COPY in annotations:
+        slim["annotations"] = {name: value for name, value in annotations.items() if name != KUBECTL_COPY}
     if (manifest.get("spec") or {}).get("paused"):
         entries = manifest["metadata"].get("managedFields") or ()
         hands = [one for one in entries if "f:paused" in ((one.get("fieldsV1") or {}).get("f:spec") or {})]
@@ -132,18 +139,27 @@ class Index:
         return (manifest for key, manifest in list(self._objects.items()) if key[0] == kind.kind)
 
     def replace(self, kind: Kind, listed: Iterable[Manifest], list_version: str) -> set[OwnerKey]:
-        """Replace all objects of a kind by a whole listing. Return the LLMDeployments that the changes concern.
+        """Replace all objects of a kind by a whole listing. Return the LLMDeployments that the changes concern."""
+        manifests = list(listed)
+        present = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in manifests}
+        return self.put_page(kind, manifests) | self.remove_absent(kind, present, list_version)
+
+    def put_page(self, kind: Kind, listed: Iterable[Manifest]) -> set[OwnerKey]:
+        """Keep the objects of a page of a listing. Return the LLMDeployments that the changes concern."""
+        changed: set[OwnerKey] = set()
+        for manifest in listed:
+            if self.put(kind, manifest):
+                changed |= affected_owners(kind, manifest)
+        return changed
+
+    def remove_absent(self, kind: Kind, present: Collection[tuple[str, str]], list_version: str) -> set[OwnerKey]:
+        """Forget what a whole listing does not have; `present`: namespaces and names. Return as `put_page`.
 
         An object that is newer than the listing stays: the watch delivered it after the listing was made.
         """
         changed: set[OwnerKey] = set()
-        present = set()
-        for manifest in listed:
-            present.add(_key(kind, manifest))
-            if self.put(kind, manifest):
-                changed |= affected_owners(kind, manifest)
         for manifest in list(self.all(kind)):
-            if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):
+            if _key(kind, manifest)[1:] not in present and _version(manifest) <= int(list_version):
                 self.remove(kind, manifest)
                 changed |= affected_owners(kind, manifest)
         return changed
