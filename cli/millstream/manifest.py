@@ -82,7 +82,10 @@ def _allowed() -> Any:
     return Allowed(
         env=_names(ALLOWED_ENV_VARIABLE, "[A-Za-z_][A-Za-z0-9_]*", "a variable's name", "runtime.allowedEnv"),
         annotations=_names(
-            ALLOWED_ANNOTATIONS_VARIABLE, "[-a-z0-9.]+/[-A-Za-z0-9_.]+", "an annotation's key", "authors.allowedAnnotations"
+            ALLOWED_ANNOTATIONS_VARIABLE,
+            "[-a-z0-9.]+/[-A-Za-z0-9_.]+",
+            "an annotation's key",
+            "authors.allowedAnnotations",
         ),
         priority_classes=_names(
             ALLOWED_PRIORITY_CLASSES_VARIABLE, "[-a-z0-9.]+", "a PriorityClass's name", "authors.allowedPriorityClasses"

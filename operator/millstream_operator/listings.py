@@ -13,7 +13,6 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from millstream_operator.facts.gpu_watch import GpuWatch
 from millstream_operator.kube.client import LIST_PAGE, ApiError, ApiUnreachable, ClusterClient

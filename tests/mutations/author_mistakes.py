@@ -34,6 +34,13 @@ MISTAKES = [
         "operator/rollout/test_revisions.py::test_of_large_records_fewer_are_kept_and_never_fewer_than_what_is_needed",
     ),
     Mutation.of(
+        "the index drops what a failed revision goes back to",
+        f"{OPERATOR}/kube/large_records.py",
+        "one is newest_first[0] or one is answered",
+        "one is newest_first[0]",
+        "operator/kube/test_large_records.py::test_the_newest_and_the_newest_that_answered_are_whole_in_any_order",
+    ),
+    Mutation.of(
         "a listing of large objects has pages of as many as of small ones",
         f"{OPERATOR}/kube/client.py",
         "min(self._limit, num_objects * PAGE_BYTES // max(1, num_bytes))",
@@ -48,11 +55,11 @@ MISTAKES = [
         "operator/reconciling/test_foreign_services.py::test_a_service_selects_by_all_labels_of_its_selector",
     ),
     Mutation.of(
-        "keys of rank have no order among themselves",
+        "of the keys of rank the one that was served more has the turn",
         f"{RUNTIME}/engine/scheduling/fair_queue.py",
-        "max(self._served.get(client, 0), self._least_served(client in self._above))",
-        "self._served.get(client, 0)",
-        "engine/scheduling/test_fair_queue.py::test_of_clients_that_wait_none_is_behind_by_more_than_the_bound",
+        "(RANK_TOKENS if client in self._above else 0)",
+        "(RANK_TOKENS * RANK_TOKENS // (1 + self._served.get(client, 0)) if client in self._above else 0)",
+        "engine/scheduling/test_fair_queue.py::test_a_key_of_rank_comes_before_the_others_and_shares_with_its_equals",
     ),
     Mutation.of(
         "a key that says no rank has one",

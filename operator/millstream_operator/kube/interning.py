@@ -17,6 +17,7 @@ GENERATION = 8192  # parts; some megabytes
 # Of the long texts in a generation: the table keeps them alive when nothing else does. Texts are shared without it.
 GENERATION_CHARACTERS = 2 << 20
 LONG_TEXT = 256  # characters
+ENTRY_BYTES = 16  # of a key and its marks
 
 
 class ManifestInterner:
@@ -27,6 +28,7 @@ class ManifestInterner:
         self._young: dict[Any, Any] = {}
         self._old: dict[Any, Any] = {}
         self._num_characters = 0  # of long texts in the young generation, each as often as it was met
+        self.num_bytes = 0  # about: of the JSON of all that was copied
 
     def copy(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Return a copy whose parts are shared. The whole and its metadata are unique, so they are not looked up."""
@@ -38,10 +40,12 @@ class ManifestInterner:
     def _part(self, value: Any) -> Any:
         kind = type(value)
         if kind is str:
+            self.num_bytes += len(value)
             if len(value) > LONG_TEXT:
                 self._num_characters += len(value)
             return sys.intern(value)
         if kind is dict:
+            self.num_bytes += ENTRY_BYTES * len(value)
             made = {sys.intern(key): self._part(inner) for key, inner in value.items()}
             return self._one(made, (*made, *map(id, made.values())))
         if kind is list:

@@ -14,6 +14,7 @@ from typing import Any
 
 from millstream_operator.diagnosis.pod_facts import claims, digest_of_pod
 from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
+from millstream_operator.kube.large_records import is_thin
 from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
 from millstream_operator.rendering.names import INSPECTOR, LEADER, REVISION_LABEL, role_of
 from millstream_operator.rendering.revision import Revision, read_revision
@@ -60,8 +61,10 @@ def _num_within_bytes(newest: Sequence[Manifest], keep: Collection[str], others:
 
 
 def _num_bytes(record: Manifest) -> int:
-    """Length of the record as JSON, without what the API server adds."""
-    return len(json.dumps(record.get("data") or {}, ensure_ascii=False).encode())
+    """Length of the record's data as JSON. What the index holds without data was too large to be held."""
+    if is_thin(record):
+        return HISTORY_BYTES
+    return len(json.dumps(record["data"], ensure_ascii=False).encode())
 
 
 def _records_that_run(newest_first: Iterable[Manifest], in_use: Collection[str]) -> set[str]:

@@ -41,9 +41,7 @@ def changed_rules(*values: str) -> list[tuple[str, str | None]]:
     (crd,) = of_kind(render("crds.keep=false", *values), "CustomResourceDefinition")
     before, after = rules_of(custom_resource_definition()), rules_of(crd)
     assert len(before) == len(after)
-    return [
-        (new["rule"], new.get("messageExpression")) for old, new in zip(before, after, strict=True) if old != new
-    ]
+    return [(new["rule"], new.get("messageExpression")) for old, new in zip(before, after, strict=True) if old != new]
 
 
 def test_each_value_changes_its_rule_and_no_other() -> None:
@@ -64,7 +62,7 @@ def test_where_no_policy_is_the_default_of_all_a_spec_may_say_so() -> None:
     "value",
     [
         'authors.allowedAnnotations=["sidecar.istio.io/inject"]',
-        "authors.allowedAnnotations=[\"seccomp.x/a'] || true\"]",
+        'authors.allowedAnnotations=["seccomp.x/a\'] || true"]',
         'authors.allowedPriorityClasses=["high"]',
         'authors.allowedPriorityClasses=["system-*"]',
         "authors.networkModeDisabled=Maybe",

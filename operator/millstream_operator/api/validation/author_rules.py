@@ -17,17 +17,20 @@ PROFILE_KEY_PATTERN = "^([^/]*[.])?(apparmor|seccomp)[.][^/]*/"
 NO_KEY, NO_PRIORITY_CLASS = "apparmor./", "system-"
 # Neither a colon nor a quote within: the chart looks for the lists in the CRD's text, where YAML writes them plainly.
 _PROFILE = (
-    "of podTemplate.metadata.annotations is not accepted, because a pod with an AppArmor or seccomp profile of its own may "
-    "not meet the restricted Pod Security profile. Leave it out. Without it seccomp is RuntimeDefault, and AppArmor the "
-    "default of the node. The chart value authors.allowedAnnotations adds keys, for sidecars of a mesh or of Vault."
+    "of podTemplate.metadata.annotations is not accepted, because a pod with an AppArmor or seccomp profile of its own "
+    "may not meet the restricted Pod Security profile. Leave it out. Without it seccomp is RuntimeDefault, and AppArmor "
+    "the default of the node. The chart value authors.allowedAnnotations adds keys, for sidecars of a mesh or of "
+    "Vault."
 )
 _PRIORITY = (
     "of podTemplate.spec.priorityClassName is not accepted, because pods of the system evict others, those of the node "
-    "among them. Name another PriorityClass, or leave it out. The chart value authors.allowedPriorityClasses adds names."
+    "among them. Name another PriorityClass, or leave it out. The chart value authors.allowedPriorityClasses adds "
+    "names."
 )
 _NO_POLICY = (
     "mode Disabled is left to administrators: the pods would have no NetworkPolicy. Leave it out, and name in "
-    "network.ingress and network.egress whom the pods must reach. The chart value authors.networkModeDisabled allows it."
+    "network.ingress and network.egress whom the pods must reach. The chart value authors.networkModeDisabled allows "
+    "it."
 )
 
 
@@ -80,4 +83,3 @@ def _network_mode(allowed: Allowed) -> Ratchet:
 def _listed(names: list[str]) -> str:
     quoted = ", ".join(f"'{name}'" for name in names)
     return f"[{quoted}]"
-

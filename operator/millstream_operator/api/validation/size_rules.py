@@ -33,8 +33,8 @@ def too_large(spec: LLMDeploymentSpec) -> str | None:
         return None
     return (
         f"the spec has {num_bytes} bytes as JSON, and at most {MAX_SPEC_BYTES} are taken. Shorten the values of "
-        "podTemplate.metadata.annotations and podTemplate.spec.containers[].env (long ones belong in a ConfigMap, named "
-        "by valueFrom.configMapKeyRef), or the lists of podTemplate.spec.affinity and network."
+        "podTemplate.metadata.annotations and podTemplate.spec.containers[].env (long ones belong in a ConfigMap, "
+        "named by valueFrom.configMapKeyRef), or the lists of podTemplate.spec.affinity and network."
     )
 
 
@@ -65,14 +65,16 @@ SIZE_RATCHETS: tuple[Ratchet, ...] = (
         "spec.podTemplate.metadata.annotations",
         _at_most(f"{{0}}.filter(key, {{0}}[key].size() > {LONG_TEXT})", MAX_LONG_ANNOTATIONS),
         lambda annotations: _num_long(annotations.values()) <= MAX_LONG_ANNOTATIONS,
-        f"at most {MAX_LONG_ANNOTATIONS} annotations may be longer than {LONG_TEXT} characters: the operator holds them "
-        "with every revision. Shorten the others, or leave them out.",
+        f"at most {MAX_LONG_ANNOTATIONS} annotations may be longer than {LONG_TEXT} characters: the operator holds "
+        "them with every revision. Shorten the others, or leave them out.",
     ),
     Ratchet(
         "spec.podTemplate.spec.containers[].env",
-        _at_most(f"{{0}}.filter(variable, has(variable.value) && variable.value.size() > {LONG_TEXT})", MAX_LONG_VARIABLES),
+        _at_most(
+            f"{{0}}.filter(variable, has(variable.value) && variable.value.size() > {LONG_TEXT})", MAX_LONG_VARIABLES
+        ),
         lambda env: _variables(env) <= MAX_LONG_VARIABLES,
-        f"at most {MAX_LONG_VARIABLES} values of variables may be longer than {LONG_TEXT} characters: the operator holds "
-        "them with every revision. Put the others in a ConfigMap, and name it in valueFrom.configMapKeyRef.",
+        f"at most {MAX_LONG_VARIABLES} values of variables may be longer than {LONG_TEXT} characters: the operator "
+        "holds them with every revision. Put the others in a ConfigMap, and name it in valueFrom.configMapKeyRef.",
     ),
 )

@@ -276,7 +276,7 @@ def test_preemptions_for_a_turn_stop_where_they_cost_too_much() -> None:
 
 
 def test_a_key_of_rank_comes_before_the_others_and_shares_with_its_equals() -> None:
-    """All four flood. Those of rank have all turns, by halves; the others have theirs as soon as nothing of rank waits."""
+    """All four flood. Those of rank have all turns, by halves; the others have theirs once nothing of rank waits."""
     engine, rng = SimulatedEngine(4, BUDGET_TOKENS), random.Random(7)
     ranks = {"a": False, "b": False, "up": True, "top": True}
 
