@@ -80,15 +80,15 @@ def _allowed() -> Any:
             "authors.networkModeDisabled has it."
         )
     return Allowed(
-        env=_names(ALLOWED_ENV_VARIABLE, "[A-Za-z_][A-Za-z0-9_]*", "a variable's name", "runtime.allowedEnv"),
+        env=_names(ALLOWED_ENV_VARIABLE, "[A-Za-z_][A-Za-z0-9_]*", "variable's name", "runtime.allowedEnv"),
         annotations=_names(
             ALLOWED_ANNOTATIONS_VARIABLE,
             "[-a-z0-9.]+/[-A-Za-z0-9_.]+",
-            "an annotation's key",
+            "annotation's key",
             "authors.allowedAnnotations",
         ),
         priority_classes=_names(
-            ALLOWED_PRIORITY_CLASSES_VARIABLE, "[-a-z0-9.]+", "a PriorityClass's name", "authors.allowedPriorityClasses"
+            ALLOWED_PRIORITY_CLASSES_VARIABLE, "[-a-z0-9.]+", "PriorityClass's name", "authors.allowedPriorityClasses"
         ),
         network_mode_disabled=mode == "Allowed",
     )
@@ -100,7 +100,7 @@ def _names(variable: str, pattern: str, what: str, chart_value: str) -> tuple[st
     for name in names:
         if not re.fullmatch(pattern, name):
             raise InvalidConfigError(
-                f"{variable} holds {name[:80]!r}, which is not {what}; give names such as A,B, as the chart's "
+                f"{variable} holds {name[:80]!r}, which is no {what}; give names such as A,B, as the chart's "
                 f"{chart_value} has them."
             )
     return names

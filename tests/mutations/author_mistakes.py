@@ -62,10 +62,10 @@ MISTAKES = [
         "engine/scheduling/test_fair_queue.py::test_a_key_of_rank_comes_before_the_others_and_shares_with_its_equals",
     ),
     Mutation.of(
-        "a key that says no rank has one",
+        "a key that is called like the rank has it",
         f"{RUNTIME}/server/http/key_file.py",
-        "        if words == [ABOVE]:\n            above.add(key)",
-        "        if words in ([ABOVE], []):\n            above.add(key)",
+        "len(words) == 2 and words[1] == ABOVE",
+        "words[-1] == ABOVE",
         "server/http/test_api_keys.py::test_a_key_ranks_above_the_others_where_its_line_says_so",
     ),
 ]

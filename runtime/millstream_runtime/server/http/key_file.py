@@ -39,14 +39,13 @@ def read_keys(content: bytes) -> KeyFile:
     """Return the keys of a file."""
     keys, problems, above = [], [], set()
     for number, line in _lines(content):
-        key, *words = line.split()
-        if words == [ABOVE]:
+        key, words = line, line.split()
+        if len(words) == 2 and words[1] == ABOVE:
+            key = words[0]
             above.add(key)
-        elif len(words) == 1 and words[0].startswith(RANK):
+        elif len(words) == 2 and words[1].startswith(RANK):
             problems.append(f"line {number}: the rank of a key is rank=above; write that behind the key, or nothing")
             continue
-        else:
-            key = line
         if (problem := _problem(key)) is None:
             keys.append(key)
         else:

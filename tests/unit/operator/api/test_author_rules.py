@@ -145,8 +145,8 @@ def test_a_spec_that_is_too_large_is_refused_with_its_size() -> None:
     ] * 8
     small = manifest(podTemplate={"spec": {"affinity": {"podAffinity": _required(terms)}}})
     assert refused_by_python(small) == []
-    peers = [{"podSelector": {"matchLabels": {f"{'k' * 50}{index}": "x" * 63 for index in range(32)}}}] * 16
-    rules = [{"to": peers, "ports": [{"port": 1}]}] * 8
+    labels = {"matchLabels": {f"{'k' * 50}{index}": "x" * 63 for index in range(8)}}
+    rules = [{"to": [{"podSelector": labels, "namespaceSelector": labels}] * 8, "ports": [{"port": 1}]}] * 8
     large = manifest(network={"egress": rules}, podTemplate=small["spec"]["podTemplate"])
     (message,) = refused_by_python(large)
     size = int(re.findall(r"\d+", message)[0])
