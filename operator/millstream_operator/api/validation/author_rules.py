@@ -19,8 +19,8 @@ NO_KEY, NO_PRIORITY_CLASS = "apparmor./", "system-"
 _PROFILE = (
     "of podTemplate.metadata.annotations is not accepted, because a pod with an AppArmor or seccomp profile of its own "
     "may not meet the restricted Pod Security profile. Leave it out. Without it seccomp is RuntimeDefault, "
-    "and AppArmor the default of the node. The chart value authors.allowedAnnotations adds keys, for sidecars of a mesh "
-    "or of Vault."
+    "and AppArmor the default of the node. The chart value authors.allowedAnnotations adds keys, for sidecars of a "
+    "mesh or of Vault."
 )
 _PRIORITY = (
     "of podTemplate.spec.priorityClassName is not accepted, because pods of the system evict others, those of the node "
