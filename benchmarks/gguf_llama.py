@@ -1,4 +1,4 @@
-"""A Hugging Face folder of the Llama family to a float32 GGUF file, for llama.cpp: `gguf_llama.py FOLDER FILE`.
+"""A Hugging Face folder of the Llama family to a GGUF file, for llama.cpp: `gguf_llama.py FOLDER FILE F32|BF16`.
 
 A script of its own, because it runs in the peer's environment (requirements/peers-llama-cpp-python.txt), not in ours.
 A byte-level BPE vocabulary goes into the file where the folder has one: llama.cpp's server answers with text.
@@ -131,8 +131,11 @@ def add_vocabulary(writer: Any, file: Path) -> None:
     writer.add_add_bos_token(False)
 
 
-def convert(folder: Path, file: Path) -> None:
-    """Write `file`. Needs the package gguf.
+def convert(folder: Path, file: Path, form: str) -> None:
+    """Write `file`, vectors always in float32. Needs the package gguf.
+
+    Args:
+        form: of matrices, `F32` or `BF16`.
 
     Raises:
         ValueError: the model is not a plain Llama.
@@ -160,7 +163,8 @@ def convert(folder: Path, file: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     add_vocabulary(writer, folder / "tokenizer.json")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    matrix_type = gguf.GGMLQuantizationType[form]
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if form == "BF16" else gguf.LlamaFileType.ALL_F32)
     for shard in sorted(folder.glob("*.safetensors")):
         for name, weight in read_safetensors(shard):
             target = gguf_name(name)
@@ -170,7 +174,10 @@ def convert(folder: Path, file: Path) -> None:
                 weight = interleave_rotary_halves(weight, heads)
             elif name.endswith("k_proj.weight"):
                 weight = interleave_rotary_halves(weight, kv_heads)
-            writer.add_tensor(target, weight)
+            if weight.ndim == 2 and form != "F32":
+                writer.add_tensor(target, gguf.quants.quantize(weight, matrix_type), raw_dtype=matrix_type)
+            else:
+                writer.add_tensor(target, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -178,4 +185,4 @@ def convert(folder: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -25,3 +25,14 @@ LARGER: dict[str, Any] = {
     "head_dim": 64,
     "max_position_embeddings": 8192,
 }
+# Llama-3.2-1B: 2.5 GB of 16-bit weights, 262 million of them the embedding, which is the output head as well.
+ONE_BILLION: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+}

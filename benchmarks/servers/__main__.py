@@ -1,12 +1,13 @@
 """Millstream, vLLM, OpenVINO GenAI, llama.cpp and `transformers serve`, server to server through one client.
 
-    python -m benchmarks.servers                                  # both models, all servers and cases, 3 rounds
+    python -m benchmarks.servers                                  # all models, servers and cases, 3 rounds
     python -m benchmarks.servers --models demo --servers millstream vllm --cases 16-mixed 64-mixed --minutes 10
     python -m benchmarks.servers --tables                         # the tables of docs/benchmarking.md, from the results
 
-Every server has the same model in float32, the same threads and the same room for the KV cache. Before a case is timed,
-each server answers one short request per client. Within a round the servers take turns; each round starts with another
-one. Servers that use a core while idle are stopped (SIGSTOP) during the turns of the others. A server that cannot run,
+Every server has the same model, the same threads and a KV cache of equal bytes. By default each chooses its dtype, as
+users get it, and random weights are bfloat16, as published ones are; `--dtype float32` is the second table. Before a
+case is timed, each server answers one short request per client. Within a round the servers take turns; each round
+starts with another one. Servers that use a core while idle are stopped (SIGSTOP) during the turns of the others. A server that cannot run,
 or fails, leaves a reason. Case 32-mixed has ours alone: its goal is that more clients get no fewer tokens. Results are
 written after every case.
 """
@@ -26,7 +27,7 @@ import torch
 from benchmarks.servers import tables
 from benchmarks.servers.comparison import Comparison
 from benchmarks.servers.load import Case
-from benchmarks.servers.models import ROOT, prepare
+from benchmarks.servers.models import AUTO, FLOAT32, MODELS, ROOT, prepare
 from benchmarks.servers.peers import OURS, SERVERS
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.servers", description=summary)
     names = [case.name for case in CASES]
-    parser.add_argument("--models", nargs="+", choices=["demo", "larger"], default=["demo", "larger"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--dtype", choices=[AUTO, FLOAT32], default=AUTO, help="of every server")
     parser.add_argument("--servers", nargs="+", choices=list(SERVERS), default=list(SERVERS))
     parser.add_argument("--cases", nargs="+", choices=names, default=names, help="clients and lengths")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each case (default: 3)")
@@ -66,11 +68,11 @@ def main(argv: list[str] | None = None) -> None:
     cases = [case for case in CASES if case.name in args.cases]
     for name in args.models:
         with tempfile.TemporaryDirectory() as scratch:
-            model = prepare(name, Path(scratch))
+            model = prepare(name, args.dtype, Path(scratch))
             lengths = {one: length.with_answers_of(args.most_new_tokens) for one, length in model.lengths.items()}
             model = replace(model, lengths=lengths)
             print(f"\n{model.description}", flush=True)
-            path = args.output / f"servers_{name}.json"
+            path = args.output / f"servers_{name}_{args.dtype}.json"
             Comparison(model, Path(scratch), path, args.threads, args.rounds).run(args.servers, cases, args.minutes)
             print(f"saved {path}")
 

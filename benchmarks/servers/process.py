@@ -62,6 +62,10 @@ class ServerProcess:
         time.sleep(seconds)
         return max(0.0, self._cpu_seconds() - before) / (time.monotonic() - began)
 
+    def memory_bytes(self) -> int:
+        """What its processes hold: proportional set sizes, so that a page that two of them share counts once."""
+        return sum(map(_proportional_bytes, self._members()))
+
     def pause(self) -> None:
         """Stop all of its processes."""
         self._signal(signal.SIGSTOP)
@@ -125,6 +129,14 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has ended, or it is a zombie
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
 
 
 def _is_running(pid: int) -> bool:

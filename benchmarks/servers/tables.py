@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers.goals import LATENCIES
+from benchmarks.servers.models import AUTO, FLOAT32, MODELS
 from benchmarks.servers.peers import OURS, SERVERS, VLLM
 
 BEGIN, END = "<!-- benchmarks.servers: begin -->", "<!-- benchmarks.servers: end -->"
@@ -29,20 +30,29 @@ def write(page: Path, results: Path) -> None:
 
 def render(results: Path) -> str:
     """All committed results as Markdown."""
-    files = [results / f"servers_{model}.json" for model in ("demo", "larger")]
+    files = [results / f"servers_{model}_{dtype}.json" for dtype in (AUTO, FLOAT32) for model in MODELS]
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     return "\n\n".join(map(one_model, reports)) if reports else NOTHING
 
 
 def one_model(report: dict[str, Any]) -> str:
     """Throughput, latencies beside vLLM, and the goals that were missed."""
-    parts = [f"**{report['description']}**, {report['machine']['cores']} cores, medians of {report['rounds']} rounds."]
+    dtype = "each server's own dtype" if report["dtype"] == AUTO else "float32"
+    cores, rounds = report["machine"]["cores"], report["rounds"]
+    parts = [f"**{report['description']}, {dtype}**, {cores} cores, medians of {rounds} rounds.{_memory(report)}"]
     parts.append(_throughput(report))
     if any(VLLM in case["medians"] for case in report["cases"].values()):
         parts.append(_latencies(report))
     parts.append(_goals(report))
     parts += [f"{SERVER_TITLES.get(name, name)}: {why}." for name, why in _remarks(report).items()]
     return "\n\n".join(parts)
+
+
+def _memory(report: dict[str, Any]) -> str:
+    """What each server holds behind the last case; nothing in results from before that was measured."""
+    sizes = {_titled(report, name): about.get("memory_bytes") for name, about in report["servers"].items()}
+    listed = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in sizes.items() if size)
+    return f" Memory: {listed}." if listed else ""
 
 
 def _throughput(report: dict[str, Any]) -> str:

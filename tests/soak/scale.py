@@ -62,8 +62,10 @@ class Scale:
     result: Result = field(default_factory=dict)
 
     async def run(self) -> Result:
-        names = [(f"many-{n % NAMESPACES:02}", f"llm-{n:04}") for n in range(self.objects)]
-        for word in ("many", "bare-1", "bare-2"):
+        # A second run on the same control plane meets the namespaces of the first.
+        self.many, first, second = (self.world.numbered(word) for word in ("many", "bare-1", "bare-2"))
+        names = [(f"{self.many}-{n % NAMESPACES:02}", f"llm-{n:04}") for n in range(self.objects)]
+        for word in (self.many, first, second):
             for n in range(NAMESPACES):
                 await self.world.admin.create("/api/v1/namespaces", {"metadata": {"name": f"{word}-{n:02}"}})
         async with OperatorProcess(self.world.plane, "scale", SETTINGS) as operator:
@@ -72,7 +74,7 @@ class Scale:
             pattern = await self._pattern()
             self.result["objects"] = {"llmdeployments": self.objects, "children": self.objects * len(pattern)}
             await operator.stop()
-            bare = [await self._bare("bare-1", names, pattern)] if self.yardstick else []
+            bare = [await self._bare(first, names, pattern)] if self.yardstick else []
             operator.start_again()
             await operator.wait_leading()
             await self._apply(names, len(pattern))
@@ -85,7 +87,7 @@ class Scale:
             if not self.yardstick:
                 return self.result
             await self._delete_all(names)
-            bare.append(await self._bare("bare-2", names, pattern, clean_up=False))
+            bare.append(await self._bare(second, names, pattern, clean_up=False))
         self.result["bare_client_seconds"] = [round(seconds, 1) for seconds in bare]
         self.result["ratio"] = round(self.result["apply"]["all_children_seconds"] / min(bare), 2)
         return self.result
@@ -118,7 +120,7 @@ class Scale:
         text = json.dumps(pattern)
 
         async def write(one: tuple[str, str]) -> None:
-            namespace, name = one[0].replace("many", word), one[1]
+            namespace, name = one[0].replace(self.many, word), one[1]
             for place, child in json.loads(_renamed(text, name)):
                 version, _, plural = place.partition("|")
                 path = f"{version}/namespaces/{namespace}/{plural}/{child['metadata']['name']}"
@@ -134,7 +136,7 @@ class Scale:
         finally:
             await client.close()
             await proxy.stop()
-        self._control_plane_cpu(word, cpu)
+        self._control_plane_cpu(word.rpartition("-")[0], cpu)
         self.say(f"bare client: {len(names) * len(pattern)} objects in {seconds:.1f} s")
         if not clean_up:
             return seconds
@@ -188,6 +190,11 @@ class Scale:
         }
         self._memory("after the apply")
         self.say(f"all Ready after {loop.time() - began:.1f} s")
+
+    def _written(self, since: float) -> list[str]:
+        """Each write since a time, by its object."""
+        asked = [x.asked for x in self.operator.proxy.writes(since)]
+        return sorted({f"{x.method} {x.resource} {x.namespace}/{x.name}" for x in asked})
 
     def _answered(self, since: float) -> list[Exchange]:
         return [x for x in self.operator.proxy.writes(since) if 200 <= x.status < 300]
@@ -256,6 +263,7 @@ class Scale:
         self.result[word] = {
             "seconds": seconds,
             "writes": len(self.operator.proxy.writes(began)),
+            "written": self._written(began),
             "lease_writes": len(self.operator.proxy.writes(began, lease=True)),
             "other_requests": len(requests),
             "operator_cpu_seconds": round(self.operator.process.cpu_seconds() - cpu, 2),
@@ -277,6 +285,7 @@ class Scale:
             "listed_seconds": round(listed, 1),
             "steady_seconds": round(loop.time() - began, 1),
             "writes": len(self.operator.proxy.writes(began)),
+            "written": self._written(began),
             "operator_cpu_seconds": round(self.operator.process.cpu_seconds(), 1),
         }
         self._memory("after the restart")
@@ -307,12 +316,12 @@ class Scale:
             await self.world.admin.delete(llmd_path(*one))
 
         await for_each(names, delete, TOGETHER)
-        await self._until_no_pods("many")
+        await self._until_no_pods(self.many)
         left = await snapshot.read_all(self.world.admin, self.world.kinds)
         orphans = [
             f"{namespace}: {key}"
             for namespace, found in left.items()
-            if namespace.startswith("many-")
+            if namespace.startswith(self.many)
             for key in snapshot.of_namespace(found)
             if key != "counted"
         ]

@@ -34,9 +34,13 @@ class World:
     def admin(self) -> Api:
         return self.plane.admin
 
+    def numbered(self, word: str) -> str:
+        """A name that nothing else on this control plane has."""
+        return f"{word}-{next(self._numbers):04}"
+
     async def namespace(self, word: str) -> str:
         """A new namespace."""
-        name = f"{word}-{next(self._numbers):04}"
+        name = self.numbered(word)
         await self.admin.create("/api/v1/namespaces", {"metadata": {"name": name}})
         return name
 

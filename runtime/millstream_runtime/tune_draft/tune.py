@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.job_memory.draft_tuning import MAX_TRAINING_POSITIONS, PARAMETER_BYTES, SCRATCH_BYTES, TOP
@@ -250,11 +250,14 @@ class _Run:
         return found
 
     def _scored(self, folder: Path) -> ScoredModel:
+        """On a CPU in float32, as it is trained: rounded products would hide what training changes."""
+        device = Device(self._settings.device)
         return ScoredModel(
             RuntimeConfig(
                 model=str(folder),
                 served_model_name="draft",
-                device=Device(self._settings.device),
+                device=device,
+                dtype=DType.FLOAT32 if device is Device.CPU else DType.AUTO,
                 max_model_len=self._sequence_tokens + 1,
                 enable_prefix_caching=False,
             )

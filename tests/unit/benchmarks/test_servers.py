@@ -18,7 +18,7 @@ from benchmarks.servers.__main__ import CASES
 from benchmarks.servers.comparison import Comparison, far_behind
 from benchmarks.servers.goals import judge
 from benchmarks.servers.load import Case, planned
-from benchmarks.servers.models import DEMO_MODEL, Lengths, Model, prepare
+from benchmarks.servers.models import AUTO, DEMO_MODEL, FLOAT32, Lengths, Model, prepare
 from benchmarks.servers.process import ServerFailedError, ServerProcess
 from benchmarks.servers.vocabulary import first_word_id, write_tokenizer
 from tests.support.tiny_model import write_tiny_model
@@ -94,7 +94,7 @@ def test_llama_cpp_gets_every_token_and_merge_of_a_tokenizer(tmp_path: Path) -> 
 
 
 def test_every_round_asks_for_the_same_lengths_and_a_warm_up_for_one_answer_per_client(tmp_path: Path) -> None:
-    model, case = prepare("demo", tmp_path), Case(16, "mixed")
+    model, case = prepare("demo", AUTO, tmp_path), Case(16, "mixed")
     requests = planned(case, model)
     assert len(requests) == 24
     assert len({request.output_tokens for request in requests}) > 10
@@ -114,18 +114,22 @@ def test_goals_are_judged_in_their_own_direction() -> None:
         "16-mixed": {"millstream": figures(1500.0, 20.0), "vllm": figures(1000.0, 10.0)},
         "64-mixed": {"millstream": figures(1400.0, 10.0), "vllm": figures(1400.0, 10.0)},
     }
-    found = {(goal["case"], goal["what"]): goal["reached"] for goal in judge("demo", medians)}
+    found = {
+        (goal["case"], goal["what"]): goal["reached"]
+        for goal in judge("demo", FLOAT32, medians, {"millstream": 3, "vllm": 2})
+    }
     assert found["16-mixed", "tokens/s over vllm"]
     assert not found["64-mixed", "tokens/s over vllm"]
     assert not found["16-mixed", "TTFT p50 over vllm"]
     assert found["64-mixed", "ITL p99 over vllm"]
     assert not found["64-mixed", "our tokens/s over 16-mixed"]
+    assert not found["all", "memory over vllm"]
 
 
 def test_more_clients_are_compared_with_the_next_fewer() -> None:
     rates = {"16-mixed": 1000.0, "32-mixed": 1100.0, "64-mixed": 900.0, "128-mixed": 1000.0}
     medians = {case: {"millstream": {"tokens_per_second": rate}} for case, rate in rates.items()}
-    assert [(goal["case"], goal["what"], goal["reached"]) for goal in judge("demo", medians)] == [
+    assert [(goal["case"], goal["what"], goal["reached"]) for goal in judge("demo", FLOAT32, medians, {})] == [
         ("32-mixed", "our tokens/s over 16-mixed", True),
         ("64-mixed", "our tokens/s over 32-mixed", False),
         ("128-mixed", "our tokens/s over 64-mixed", True),
@@ -137,7 +141,7 @@ def test_a_case_of_ours_alone_takes_no_time_of_peers(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(peers.SERVERS, peers.VLLM, lambda *given: replace(peers.millstream(*given), name=peers.VLLM))
-    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo.json", threads=1, rounds=1)
+    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo_auto.json", threads=1, rounds=1)
     compared.run([peers.OURS, peers.VLLM], [Case(4, "mixed", ours_alone=True), Case(1, "equal")], minutes=30)
     cases = compared.report["cases"]
     assert {name: sorted(case["medians"]) for name, case in cases.items()} == {
@@ -156,7 +160,7 @@ def test_a_server_that_ends_between_rounds_is_left_out_with_a_reason(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours under another name, whose processes are ended once it is ready."""
-    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo.json", threads=1, rounds=1)
+    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo_auto.json", threads=1, rounds=1)
     monkeypatch.setitem(peers.SERVERS, peers.VLLM, lambda *given: replace(peers.millstream(*given), name=peers.VLLM))
     monkeypatch.setattr(
         compared,
@@ -181,7 +185,7 @@ def test_a_server_is_measured_where_its_peer_is_not_installed(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "TOOLS", tmp_path / "tools")
-    output = tmp_path / "servers_demo.json"
+    output = tmp_path / "servers_demo_auto.json"
     Comparison(tiny, tmp_path, output, threads=1, rounds=2).run(
         [peers.OURS, peers.VLLM], [Case(1, "equal"), Case(4, "mixed")], minutes=30
     )

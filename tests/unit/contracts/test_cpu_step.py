@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from millstream_kernels.cpu import bfloat16_check
+from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
 from millstream_operator.catalog.model_shape import DraftHead, ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.planning.choices.kv_layout import planned_cpu_memory
@@ -30,12 +32,16 @@ from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.registry import load_model_config
+from tests.support.bfloat16_operations import ExactOperations
 from tests.support.llmdeployments import deployment
 
 SAMPLES = Path(__file__).resolve().parents[2] / "data" / "model_configs"
 GIB, THREADS = 1 << 30, 16
-# Of the process that computes; the HTTP process is within the runtime's reserve.
-ENGINE_BYTES = cpu_memory.PROCESS_BYTES - pool_size.CPU_RESERVE_BYTES
+
+
+def engine_bytes(shape: ModelShape) -> int:
+    """Of the process that computes; the HTTP process is within the runtime's reserve."""
+    return cpu_memory.process_bytes(shape) - pool_size.CPU_RESERVE_BYTES
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -100,6 +106,19 @@ def test_the_step_of_a_plan_is_that_of_the_runtime(name: str, folder: Path) -> N
                     kv_method=method,
                 )
                 assert is_covered(step_bytes(shape, limits, longest), counted), (method, draft_tokens, longest)
+
+
+@pytest.mark.parametrize("method", ["None", "INT8"])
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_a_step_over_a_pool_of_16_bits_is_followed(name: str, method: str, folder: Path) -> None:
+    shape = written(folder, config_of(name))
+    config = load_model_config(folder)
+    limits = replace(limits_of(config.max_model_len, method), is_kv_narrow=True)
+    for longest in (1, 3000, config.max_model_len):
+        counted = worst_step_bytes(
+            config, 4, num_tokens=2048, num_rows=64, longest_tokens=longest, kv_method=method, is_kv_widened=True
+        )
+        assert is_covered(step_bytes(shape, limits, longest), counted)
 
 
 @pytest.mark.parametrize("tokens", [16, 512, 8192])
@@ -191,6 +210,14 @@ def pool_of(
     return budget, found.num_blocks * token_bytes * runtime.block_size_tokens
 
 
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, multiplies_bfloat16: bool) -> None:
+    """One kind of machine that a pod may meet, whichever this is."""
+    product = Bfloat16Product(ExactOperations(), 1, 2) if multiplies_bfloat16 else None
+    monkeypatch.setattr(bfloat16_check, "load", lambda: (product, None if product else "the CPU lacks it"))
+    capability = "AVX512" if multiplies_bfloat16 else "AVX2"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
 LENGTHS: dict[str, dict[str, Any]] = {"full length": {}, "2048 tokens": {"engine": {"maxModelLen": 2048}}}
 
 
@@ -199,7 +226,7 @@ LENGTHS: dict[str, dict[str, Any]] = {"full length": {}, "2048 tokens": {"engine
 def test_a_plan_promises_a_pool_that_its_container_holds_next_to_the_largest_step(
     name: str, spec: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the smallest container, and in larger ones."""
+    """In the smallest container, and in larger ones, on either kind of CPU."""
     config = config_of(name)
     written(folder, config)
     least = least_plan(config, **LENGTHS[spec])
@@ -208,13 +235,15 @@ def test_a_plan_promises_a_pool_that_its_container_holds_next_to_the_largest_ste
         plan = decided(config, least.memory.usable_bytes * percent // 100, **LENGTHS[spec])
         assert isinstance(plan, Plan), plan.message
         assert plan.memory is not None
-        used_bytes = ENGINE_BYTES + plan.memory.weights_bytes + plan.memory.embeddings_bytes
-        budget, pool_bytes = pool_of(plan, folder, used_bytes, monkeypatch)
-        assert budget.activations_bytes is not None
-        assert budget.activations_bytes <= plan.memory.activations_bytes
-        assert budget.available_bytes >= plan.memory.kv_cache_bytes, "what is left holds what is promised"
-        taken_bytes = used_bytes + pool_size.CPU_RESERVE_BYTES + budget.activations_bytes + pool_bytes
-        assert taken_bytes <= plan.memory.usable_bytes
+        used_bytes = engine_bytes(read_shape(config)) + plan.memory.weights_bytes + plan.memory.embeddings_bytes
+        for multiplies_bfloat16 in (False, True):
+            on_a_cpu(monkeypatch, multiplies_bfloat16=multiplies_bfloat16)
+            budget, pool_bytes = pool_of(plan, folder, used_bytes, monkeypatch)
+            assert budget.activations_bytes is not None
+            assert budget.activations_bytes <= plan.memory.activations_bytes
+            assert budget.available_bytes >= plan.memory.kv_cache_bytes, "what is left holds what is promised"
+            taken_bytes = used_bytes + pool_size.CPU_RESERVE_BYTES + budget.activations_bytes + pool_bytes
+            assert taken_bytes <= plan.memory.usable_bytes
 
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)
@@ -267,5 +296,5 @@ def test_a_pod_of_an_earlier_plan_starts_where_the_step_leaves_too_little(
     earlier = replace(
         plan, dtype="FP32", memory=replace(plan.memory, usable_bytes=limit), planned_model_len_tokens=None
     )
-    _, pool_bytes = pool_of(earlier, folder, ENGINE_BYTES + cpu_memory.cpu_weights_bytes(shape), monkeypatch)
+    _, pool_bytes = pool_of(earlier, folder, engine_bytes(shape) + cpu_memory.cpu_weights_bytes(shape), monkeypatch)
     assert pool_bytes >= need_bytes

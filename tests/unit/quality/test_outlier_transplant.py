@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hack.training import knowledge
 from hack.training.phrasings import held_out_questions
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.quality.documents import TokenizedDocument, read_documents, tokenize
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.quality.token_scores import score
@@ -58,7 +58,11 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[TokenizedDocumen
 
 
 def load(folder: Path) -> ScoredModel:
-    return ScoredModel(RuntimeConfig(model=str(folder), served_model_name="m", device=Device.CPU, max_model_len=512))
+    """In exact numbers, on any CPU."""
+    config = RuntimeConfig(
+        model=str(folder), served_model_name="m", device=Device.CPU, dtype=DType.FLOAT32, max_model_len=512
+    )
+    return ScoredModel(config)
 
 
 def mean_kl(base: ScoredModel, candidate: Weights, documents: list[TokenizedDocument], folder: Path) -> float:

@@ -216,7 +216,7 @@ def test_a_scale_that_is_not_finite_is_refused(folders: GgufFolders, tmp_path: P
 def test_the_demo_model_answers_from_its_gguf_file_as_from_its_folder(tmp_path: Path) -> None:
     """The file alone: sizes, vocabulary and weights. In float32, as the file is computed: on a CPU that multiplies
     bfloat16 numbers the folder is computed so."""
-    convert(DEMO, tmp_path / "demo.gguf")
+    convert(DEMO, tmp_path / "demo.gguf", "F32")
     answers = []
     for folder in (DEMO, tmp_path):
         tokenizer = Tokenizer.from_folder(folder)

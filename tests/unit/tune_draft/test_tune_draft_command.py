@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from millstream.termination import TERMINATION_LOG_VARIABLE
 from millstream_operator.preparation.step_answers import read_step_answer
 from millstream_operator.rendering.preparation_job import StepKind
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from millstream_runtime.tune_draft.documents import Prompt
@@ -40,7 +40,10 @@ def tuned(target: Path, draft: Path, data: Path, tmp_path_factory: pytest.TempPa
 
 
 def scored(folder: Path) -> ScoredModel:
-    return ScoredModel(RuntimeConfig(model=str(folder), served_model_name="m", device=Device.CPU, max_model_len=64))
+    config = RuntimeConfig(
+        model=str(folder), served_model_name="m", device=Device.CPU, dtype=DType.FLOAT32, max_model_len=64
+    )
+    return ScoredModel(config)
 
 
 def test_more_drafts_stand_when_the_target_decodes(tuned: Path, target: Path, draft: Path) -> None:

@@ -23,7 +23,8 @@ POOL_SHARE_PERCENT = 30
 MARGIN_PERCENT = 5  # of the limit: beyond it the kernel kills
 LEAST_STEP_BYTES = 256 << 20  # as earlier releases reserved for every model
 PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
-FLOAT32_BYTES = 4
+BFLOAT16_CODE_BYTES = 32 << 20  # what oneDNN writes when its product of bfloat16 numbers is checked, and keeps
+FLOAT32_BYTES, BFLOAT16_BYTES = 4, 2
 KEPT_PERCENT = 90  # of the planned tokens, which the pool of a pod must hold
 USUAL_LENGTH = 128  # tokens; the runtime takes what the model and the pool allow
 MOST_LIMITS = 64  # that are tried until one is enough
@@ -89,6 +90,11 @@ def planned_length(spec: LLMDeploymentSpec, shape: ModelShape, memory: CpuMemory
     return max(1, min(shape.max_position_embeddings, memory.kv_cache_tokens) * KEPT_PERCENT // 100)
 
 
+def process_bytes(shape: ModelShape) -> int:
+    """What the processes of a replica take before any weight."""
+    return PROCESS_BYTES + (BFLOAT16_CODE_BYTES if shape.dtype == "BF16" else 0)
+
+
 def cpu_weights_bytes(shape: ModelShape) -> int:
     """What the weights take at least: `shape.compute_bytes` each, but quantized linear layers as they are stored.
 
@@ -138,12 +144,13 @@ def cpu_memory(
     )
     largest_step = _largest_step(shape, draft, limits, weights + tables + draft_weights)
     step = largest_step(limit)
-    rest = limit - PROCESS_BYTES - step - weights - tables - draft_weights
+    process = process_bytes(shape)
+    rest = limit - process - step - weights - tables - draft_weights
     pool = min(rest - limit * MARGIN_PERCENT // 100, limit * POOL_SHARE_PERCENT // 100)
     ledger = MemoryLedger(
         usable_bytes=limit,
         headroom_bytes=rest - pool,
-        context_bytes=PROCESS_BYTES,
+        context_bytes=process,
         graphs_bytes=0,
         nccl_bytes=0,
         weights_bytes=weights,
@@ -174,11 +181,23 @@ def _largest_step(
 
     The runtime counts a context that fills all memory next to the weights, or one of `max_model_len`.
     """
-    token_bytes = kv_bytes_per_token(shape, limits.kv_cache, dtype_bytes=FLOAT32_BYTES)
-    of_draft = draft_step_bytes(draft, limits) if draft is not None else 0
+    of_draft = 0
+    if draft is not None:
+        of_draft = max(draft_step_bytes(draft, held) for held, _ in _held_on_cpus(draft, limits))
 
     def largest_step(limit_bytes: int) -> int:
-        of_model = step_bytes(shape, limits, (limit_bytes - weights_bytes) // token_bytes)
+        of_model = 0
+        for held, number_bytes in _held_on_cpus(shape, limits):
+            token_bytes = kv_bytes_per_token(shape, limits.kv_cache, dtype_bytes=number_bytes)
+            of_model = max(of_model, step_bytes(shape, held, (limit_bytes - weights_bytes) // token_bytes))
         return max(LEAST_STEP_BYTES, of_model, of_draft)
 
     return largest_step
+
+
+def _held_on_cpus(shape: ModelShape, limits: StepLimits) -> list[tuple[StepLimits, int]]:
+    """How keys and values may be held, by the CPU that the pod meets, and the bytes of a number then."""
+    kinds = [(limits, FLOAT32_BYTES)]
+    if shape.dtype == "BF16":
+        kinds.append((replace(limits, is_kv_narrow=True), BFLOAT16_BYTES))
+    return kinds

@@ -4,6 +4,9 @@
     attention     of the longest context: a copy of scattered keys and values, masks, scores of a soft cap; what each
                   thread of the compiled kernels keeps
 
+A CPU that multiplies bfloat16 numbers holds keys and values of a bfloat16 model in 16 bits: contexts may be twice as
+long, and nothing is copied but for trees of drafts. A plan does not know which CPU its pod meets: the larger counts.
+
 The runtime's own count is `engine/execution/step_memory.py`, which needs torch. The constants are its constants:
 tests/unit/contracts/test_cpu_step.py compares both over published models.
 """
@@ -36,6 +39,7 @@ class StepLimits:
         threads: that the runtime starts at most.
         draft_tokens: proposed at a time; 0 without speculation.
         kv_cache: the format of keys and values.
+        is_kv_narrow: whether those that are not quantized are held in 16 bits.
     """
 
     max_num_batched_tokens: int
@@ -44,6 +48,7 @@ class StepLimits:
     threads: int
     draft_tokens: int = 0
     kv_cache: str = "None"
+    is_kv_narrow: bool = False
 
     @property
     def sampled_rows(self) -> int:
@@ -101,7 +106,10 @@ def _attention_bytes(shape: ModelShape, limits: StepLimits, num_rows: int, longe
     copy_bytes = longest_tokens * token_bytes
     gathered_bytes = max(copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * copy_bytes))
     more_bytes = dequantizing_bytes(limits.kv_cache, rows, elements, FLOAT32_BYTES)
+    more_bytes += limits.is_kv_narrow * token_bytes // 2
     gathered_bytes += gathered_bytes * more_bytes // token_bytes
+    if limits.is_kv_narrow and not limits.draft_tokens:
+        gathered_bytes = 0
     group = shape.num_heads if rows == 1 else -(-2 * shape.num_heads // rows)
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * FLOAT32_BYTES)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
@@ -119,5 +127,5 @@ def _decode_bytes(group: int, elements: int, longest_tokens: int, windows: Seque
 
 def _prompt_bytes(elements: int, limits: StepLimits) -> int:
     """What a thread of the kernel of prompts keeps."""
-    copies = 1 if limits.kv_cache == "None" else 2
+    copies = 1 if limits.kv_cache == "None" and not limits.is_kv_narrow else 2
     return PROMPT_SCRATCH_BYTES + copies * PROMPT_ELEMENT_BYTES * elements

@@ -1,4 +1,4 @@
-"""malloc settings that keep what a step frees for the next step.
+"""malloc settings that keep what a step frees for the next step; and what is freed before, given back.
 
 glibc gives large blocks back to the kernel as soon as they are free. The activations of a prompt's chunk are such
 blocks, freed and allocated again in every layer, and the kernel zeroes the pages that it hands out, one fault per
@@ -27,3 +27,10 @@ def keep_freed_memory() -> bool:
         return False
     done = [mallopt(setting, _MOST_BYTES) for setting in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
     return done == [1, 1]
+
+
+def give_back_freed_memory() -> None:
+    """Return freed pages to the kernel, where the C library can: what the boot takes for a moment is the pool's."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

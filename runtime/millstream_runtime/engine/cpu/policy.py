@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.cpu import bfloat16_check
+from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
 from millstream_runtime import config
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.cpu import compiled_code, freed_memory, pages, threads, warm_up
@@ -29,9 +31,23 @@ class CpuPolicy:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cpus() // num_ranks))
         self.compiled_code, self.compiled_problem = compiled_code.load()
-        self.bfloat16_product, self.bfloat16_problem = bfloat16_check.load()
         self.threads = ThreadCounts(torch.get_num_threads())  # until they are measured
         self._is_measuring = False  # then the measurement sets the threads
+
+    @property
+    def bfloat16_product(self) -> Bfloat16Product | None:
+        return self._checked_bfloat16[0]
+
+    @property
+    def bfloat16_problem(self) -> str | None:
+        return self._checked_bfloat16[1]
+
+    @functools.cached_property
+    def _checked_bfloat16(self) -> tuple[Bfloat16Product | None, str | None]:
+        """Only for models that would use it: code that oneDNN writes for the check stays, some 25 MB."""
+        checked = bfloat16_check.load()
+        freed_memory.give_back_freed_memory()
+        return checked
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pages.zeros(shape, dtype)

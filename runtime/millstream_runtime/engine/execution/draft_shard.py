@@ -119,7 +119,7 @@ def load_draft(config: RuntimeConfig, target: ShardConfig, draft: DraftShard) ->
         copy_budget_bytes=budget_bytes,
         kernels=draft_kernels(config, target, draft),
         code=target.policy.compiled_code,
-        product=target.policy.bfloat16_product,
+        product=target.policy.bfloat16_product if draft.arithmetic.rounds_products else None,
     )
 
 
@@ -199,6 +199,7 @@ def largest_step_bytes(config: RuntimeConfig, target: ShardConfig, draft: DraftS
         longest_tokens=draft.context_tokens,
         kv_method=config.kv_cache_dtype.method,
         is_kv_widened=draft.arithmetic.kv_cache is not draft.arithmetic.dtype,
+        has_trees=config.tree is not None,
     )
 
 

@@ -84,7 +84,7 @@ def load(
             kernels,
             may_round_activations=config.dtype is not DType.FLOAT32,
             code=shard_config.policy.compiled_code,
-            product=shard_config.policy.bfloat16_product,
+            product=shard_config.policy.bfloat16_product if arithmetic.rounds_products else None,
         )
     except torch.OutOfMemoryError:
         raise too_large from None
@@ -295,6 +295,7 @@ def _cpu_step_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: Ran
         longest_tokens=min(shape.max_model_len, max(1, free_bytes // token_bytes)),
         kv_method=config.kv_cache_dtype.method,
         is_kv_widened=shard_config.arithmetic.kv_cache is not shard_config.dtype,
+        has_trees=config.tree is not None,
     )
 
 

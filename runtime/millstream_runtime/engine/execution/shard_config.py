@@ -23,6 +23,7 @@ from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quantization_config.scheme import rounded_while_loading
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NARROW = ("float16", "bfloat16")  # checkpoints of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def weights_reason(config: RuntimeConfig, shard_config: ShardConfig) -> str:
         asked = f"--dtype is {config.dtype.value}"
     elif config.auto_dtype is not None:
         asked = "the boot file is of a plan that counts them so"
-    elif _has_avx512() and not shard_config.arithmetic.rounds_products:
+    elif _has_avx512() and wanted is torch.float32 and shard_config.model_config.checkpoint_dtype in _NARROW:
         asked = "--dtype is auto, and float32 products use AVX-512 here, which those of 16-bit weights do not yet"
         asked += f" ({policy.bfloat16_problem})" if policy.bfloat16_problem else ""
     else:

@@ -53,12 +53,15 @@ def attention_bytes(
     num_rows: int,
     kv_method: str = "None",
     is_kv_widened: bool = False,
+    has_trees: bool = False,
 ) -> int:
     """Return what attention takes at most, where a request has `longest_tokens`.
 
     Args:
         kv_method: of the KV cache.
-        is_kv_widened: whether it holds numbers of 16 bits for a model of 32.
+        is_kv_widened: whether it holds numbers of 16 bits for a model of 32. Then the compiled kernels are there, which
+            read it in place, all but trees of drafts.
+        has_trees: whether steps check trees of drafts.
     """
     rows, elements = config.kv_shape
     token_bytes = rows * elements * dtype_bytes
@@ -66,6 +69,8 @@ def attention_bytes(
     gathered_bytes = max(longest_copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * longest_copy_bytes))
     more_bytes = dequantizing_bytes(kv_method, rows, elements, dtype_bytes) + is_kv_widened * token_bytes // 2
     gathered_bytes += gathered_bytes * more_bytes // token_bytes
+    if is_kv_widened and not has_trees:
+        gathered_bytes = 0
     group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
@@ -102,6 +107,7 @@ def worst_step_bytes(
     longest_tokens: int,
     kv_method: str = "None",
     is_kv_widened: bool = False,
+    has_trees: bool = False,
 ) -> int:
     """Return the memory of a step of `num_tokens` whose requests have up to `longest_tokens`."""
     activations = activations_bytes(config, dtype_bytes, num_tokens=num_tokens, num_rows=num_rows)
@@ -112,5 +118,6 @@ def worst_step_bytes(
         num_rows=num_rows,
         kv_method=kv_method,
         is_kv_widened=is_kv_widened,
+        has_trees=has_trees,
     )
     return activations + attention

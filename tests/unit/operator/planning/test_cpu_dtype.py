@@ -144,7 +144,7 @@ def test_a_dtype_is_for_a_cpu_alone() -> None:
 def test_a_pod_learns_the_length_that_was_planned_where_the_spec_names_none() -> None:
     """Nine tenths of the pool's tokens or of the model's length; an image of its own may not know the field."""
     shape = replace(CHAT, max_position_embeddings=1 << 17)
-    plan = planned(shape, memory="1Gi")
+    plan = planned(shape, memory="1200Mi")
     assert plan.memory is not None
     tokens = plan.memory.kv_cache_bytes // (shape.kv_elements_per_token() * 4)
     assert boot_config(plan).planned_model_len == tokens * 9 // 10
