@@ -17,7 +17,7 @@ LABELS = {"app": "payments", "tier": "backend"}
 
 
 def service(selector: dict[str, str] | None, name: str = "payments", namespace: str = NAMESPACE) -> Manifest:
-    spec: Manifest = {} if selector is None else {"selector": selector}
+    spec: Manifest = {"ports": [{"port": 80}]} | ({} if selector is None else {"selector": selector})
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
