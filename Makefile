@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 CPU_KERNELS := kernels/millstream_kernels/cpu/compiled/index.json
-CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,elementwise.py intrinsics.py packed_product.py \
+CPU_KERNEL_SOURCES := $(addprefix kernels/millstream_kernels/cpu/,bfloat16/row_kernel.py elementwise.py intrinsics.py packed_product.py \
 	paged_decode.py paged_prefill.py product_vectors.py stored_numbers.py task.py vectors.py)
 
 .PHONY: help

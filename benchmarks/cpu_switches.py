@@ -18,7 +18,7 @@ from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import rank_kernels
 from millstream_runtime.engine.execution.step_input import StepInput
-from millstream_runtime.models.cpu import linear, two_layouts
+from millstream_runtime.models.cpu import bfloat16_linear, linear, two_layouts
 from millstream_runtime.models.cpu.linear import CpuLayout
 from millstream_runtime.server.engine.huge_pages import TUNABLE, VARIABLE
 
@@ -80,6 +80,11 @@ def no_split() -> AbstractContextManager[Any]:
 def no_split_of_one_row() -> AbstractContextManager[Any]:
     """The same for weights with a second layout."""
     return patch.object(two_layouts, "LEAST_PART_ELEMENTS", 1 << 62)
+
+
+def rows_of_onednn() -> AbstractContextManager[Any]:
+    """One row by oneDNN's bfloat16 product, as more are."""
+    return patch.object(bfloat16_linear, "row_weight", lambda *given: None)
 
 
 def no_thread_choice() -> AbstractContextManager[Any]:
@@ -154,6 +159,7 @@ MECHANISMS = (
     Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),
     Mechanism("second layout", ("decode-16", "prefill-512", "mixed"), no_second_layout),
     Mechanism("second layout, float32 checkpoint", ("decode-1", "decode-16"), no_second_layout, given=no_half),
+    Mechanism("bfloat16 product of one row", ("decode-1",), rows_of_onednn),
     Mechanism("split product of one row", ("decode-1",), no_split_of_one_row, given=no_half),
     Mechanism("split product, no room for copies", ("decode-1",), no_split, given=no_copies),
     Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),

@@ -7,9 +7,9 @@
 Every server has the same model, the same threads and a KV cache of equal bytes. By default each chooses its dtype, as
 users get it, and random weights are bfloat16, as published ones are; `--dtype float32` is the second table. Before a
 case is timed, each server answers one short request per client. Within a round the servers take turns; each round
-starts with another one. Servers that use a core while idle are stopped (SIGSTOP) during the turns of the others. A server that cannot run,
-or fails, leaves a reason. Case 32-mixed has ours alone: its goal is that more clients get no fewer tokens. Results are
-written after every case.
+starts with another one. Servers that use a core while idle are stopped (SIGSTOP) during the turns of the others. A
+server that cannot run, or fails, leaves a reason. Case 32-mixed has ours alone: its goal is that more clients get no
+fewer tokens. Results are written after every case.
 """
 
 from __future__ import annotations

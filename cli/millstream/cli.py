@@ -37,6 +37,7 @@ COMMANDS = {
         "millstream.commands.tune_draft",
         "tune a draft model on its target's answers to your prompts; exit code 3: not better",
     ),
+    "route": ("millstream.commands.route", "explain which replica the gateway's picker would choose for a prompt"),
     "bench": ("millstream.commands.bench", "load an OpenAI endpoint or an engine and measure latency and throughput"),
     "completion": ("millstream.commands.completion", "print the completion script of bash, zsh or fish"),
 }

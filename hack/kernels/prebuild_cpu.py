@@ -1,6 +1,6 @@
 """Compile the kernels of `millstream_kernels.cpu`, unless they are: `python -m hack.kernels.prebuild_cpu [--out DIR]`.
 
-    numba       Python to LLVM's language, optimized for the kind of CPU
+    numba       Python to LLVM's language, optimized for the kind of CPU; some kernels are written in that language
     llvmlite    what is left of numba's own functions removed, entries added, an object file made
 
 The kind of CPU is x86-64-v3, not this machine's, and the same sources and versions give the same bytes. Elsewhere than
@@ -24,7 +24,7 @@ from typing import Any
 
 from millstream_kernels.cpu import code_folder
 from millstream_kernels.cpu.code_folder import CPU, FORMAT, INDEX, OBJECT, CodeError, Index
-from millstream_kernels.cpu.task import KERNELS, alone, in_team
+from millstream_kernels.cpu.task import ALL_KERNELS, KERNELS, TEXT_KERNELS, alone, in_team
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 TEAM = """
@@ -104,9 +104,11 @@ def _compile() -> bytes:
         (compiled,) = function.overloads.values()
         name = compiled.fndesc.llvm_func_name
         module.link_in(_with_one_name(llvm, compiled.library.get_llvm_str(), name))
-        module.link_in(
-            llvm.parse_assembly(TEAM + ENTRIES.format(kernel=name, in_team=in_team(kernel), alone=alone(kernel)))
-        )
+        module.link_in(_entries(llvm, kernel, name))
+    for kernel, source in TEXT_KERNELS.items():
+        text = importlib.import_module(f"millstream_kernels.cpu.{source}").module_text()
+        module.link_in(llvm.parse_assembly(text))
+        module.link_in(_entries(llvm, kernel, kernel))
     machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, opt=3, reloc="pic", codemodel="default")
     _drop_all_but_the_entries(llvm, module, machine)
     unknown = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
@@ -116,6 +118,11 @@ def _compile() -> bytes:
         # numba keeps the error with the path of the source, so that the bytes would be other ones in each checkout
         raise CompileError("the compiled kernels raise an error, which nothing would notice")
     return bytes(machine.emit_object(module))
+
+
+def _entries(llvm: Any, kernel: str, name: str) -> Any:
+    """The two functions that are called with a task, over the function of that name."""
+    return llvm.parse_assembly(TEAM + ENTRIES.format(kernel=name, in_team=in_team(kernel), alone=alone(kernel)))
 
 
 def _with_one_name(llvm: Any, code: str, name: str) -> Any:
@@ -129,7 +136,7 @@ def _with_one_name(llvm: Any, code: str, name: str) -> Any:
 
 def _drop_all_but_the_entries(llvm: Any, module: Any, machine: Any) -> None:
     """numba adds functions for Python to call, which need numba."""
-    entries = {name(kernel) for kernel in KERNELS for name in (in_team, alone)}
+    entries = {name(kernel) for kernel in ALL_KERNELS for name in (in_team, alone)}
     for one in (*module.functions, *module.global_variables):
         if not one.is_declaration and one.name not in entries:
             one.linkage = "internal"

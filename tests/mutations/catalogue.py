@@ -6,6 +6,7 @@ from tests.mutations import (
     author_mistakes,
     command_line_mistakes,
     deployment_files,
+    gateway_mistakes,
     kernel_traps,
     operator_mistakes,
     runtime_mistakes,
@@ -22,6 +23,7 @@ MUTATIONS = [
     *text_folder_mistakes.MISTAKES,
     *command_line_mistakes.MISTAKES,
     *deployment_files.MISTAKES,
+    *gateway_mistakes.MISTAKES,
     *kernel_traps.TRAPS,
     *token_kernel_traps.TRAPS,
 ]

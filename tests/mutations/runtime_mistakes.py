@@ -328,7 +328,7 @@ MODELS = [
     ),
     Mutation.of(
         "bfloat16 products: a wrong product is used",
-        f"{KERNELS}/cpu/bfloat16_check.py",
+        f"{KERNELS}/cpu/bfloat16/check.py",
         "if not bool((error <= 0).all()):",
         "if bool((error > 0).all()):",
         "kernels/test_bfloat16_check.py::test_a_wrong_product_is_not_used_and_the_reason_is_one_line",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class ExactOperations:
-    """See `millstream_kernels.cpu.bfloat16_product.Operations`."""
+    """See `millstream_kernels.cpu.bfloat16.product.Operations`."""
 
     def refusal(self) -> str | None:
         return None

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMAT = 1
-CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it
+CPU = "x86-64-v3"  # that the code is compiled for, as LLVM names it; functions may name instructions beyond it
 INDEX, OBJECT = "index.json", "kernels.o"
 FOLDER = Path(__file__).parent / "compiled"
 SOURCES = (
+    "bfloat16/row_kernel.py",
     "elementwise.py",
     "intrinsics.py",
     "packed_product.py",

@@ -14,7 +14,7 @@ import torch  # noqa: F401  # brings libgomp into the process, with names that a
 
 from millstream_kernels.cpu import executable_memory
 from millstream_kernels.cpu.code_folder import CodeError
-from millstream_kernels.cpu.task import KERNELS, alone, in_team
+from millstream_kernels.cpu.task import ALL_KERNELS, alone, in_team
 
 _TEAM_FUNCTIONS = ("omp_get_thread_num", "omp_get_num_threads")
 
@@ -41,11 +41,11 @@ class LoadedCode:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._in_team = {kernel: self._address(in_team(kernel)) for kernel in KERNELS}
-        self._alone = {kernel: function(self._address(alone(kernel))) for kernel in KERNELS}
+        self._in_team = {kernel: self._address(in_team(kernel)) for kernel in ALL_KERNELS}
+        self._alone = {kernel: function(self._address(alone(kernel))) for kernel in ALL_KERNELS}
 
     def run(self, kernel: str, task_address: int, num_threads: int) -> None:
-        """Compute a task of one of `task.KERNELS`; where it says how many parts it has, one per thread or more."""
+        """Compute a task of one of `task.ALL_KERNELS`; where it says how many parts it has, one per thread or more."""
         if num_threads > 1:
             self._parallel(self._in_team[kernel], task_address, num_threads, 0)
         else:

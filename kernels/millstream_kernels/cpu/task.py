@@ -172,6 +172,20 @@ class ProductField(IntEnum):
 PANEL_OUTPUTS = 16
 
 
+class RowField(IntEnum):
+    """Of `bfloat16_row`."""
+
+    X = 0  # bfloat16 [INPUT_BLOCKS * BLOCK_INPUTS]
+    WEIGHT = 1  # bfloat16, in oneDNN's blocks
+    OUT = 2  # float32 [OUTPUT_BLOCKS * BLOCK_OUTPUTS]
+    INPUT_BLOCKS = 3
+    OUTPUT_BLOCKS = 4
+    SUM_BLOCKS = 5  # of inputs, behind which a new sum starts
+
+
+BLOCK_INPUTS, BLOCK_OUTPUTS = 32, 64  # of a block of oneDNN's bfloat16 weights
+
+
 # By the name of each kernel, where it is: a module of this package. The function has the same name.
 KERNELS = {
     "paged_decode": "paged_decode",
@@ -181,6 +195,9 @@ KERNELS = {
     "rope_kv_write": "elementwise",
     "packed_product": "packed_product",
 }
+# The same of kernels that are written in LLVM's language: the module gives its text.
+TEXT_KERNELS = {"bfloat16_row": "bfloat16.row_kernel"}
+ALL_KERNELS = (*KERNELS, *TEXT_KERNELS)
 
 
 @functools.lru_cache

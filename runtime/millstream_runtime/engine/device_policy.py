@@ -23,7 +23,7 @@ from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.engine.request import SamplingParams
 
 if TYPE_CHECKING:
-    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
 

@@ -13,7 +13,7 @@ from millstream_runtime.models.cpu.sixteen_bits import SixteenBitLayout
 from millstream_runtime.models.linear.linear import MemoryLayout, OutputMajorLayout, PlainLayout
 
 if TYPE_CHECKING:
-    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
 

@@ -34,7 +34,7 @@ from millstream_runtime.quantization_config.modelopt import MODELOPT_LIMIT_BYTES
 from millstream_runtime.strict_json import read_strict_json
 
 if TYPE_CHECKING:
-    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
 OnRead = Callable[[int, int], None]  # done_bytes, total_bytes

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_operator.catalog.model_shape import DraftHead, ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.planning.choices.kv_layout import planned_cpu_memory

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 SUFFIXES = "py|md|yaml|yml|json|toml|txt|in|sh|lua|sum|svg|tgz|mod"
-IMPORT_ROOTS = (ROOT, ROOT / "operator", ROOT / "runtime", ROOT / "kernels", ROOT / "cli")
+IMPORT_ROOTS = (ROOT, ROOT / "operator", ROOT / "gateway", ROOT / "runtime", ROOT / "kernels", ROOT / "cli")
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
@@ -56,7 +56,7 @@ def is_of_the_reader(mention: str) -> bool:
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_module_that_a_page_runs_exists(page: str) -> None:
-    ours = (*FOLDERS, "millstream_operator", "millstream_runtime", "millstream")
+    ours = (*FOLDERS, "millstream_operator", "millstream_gateway", "millstream_runtime", "millstream")
     named = {name for name in re.findall(r"python3? -m ([\w.]+\w)", text_of(page)) if name.split(".")[0] in ours}
     assert [name for name in named if not can_run(name)] == []
 

@@ -14,6 +14,8 @@ HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
     "module",
     [
         "millstream_operator",
+        "millstream_gateway.explanation",
+        "millstream_gateway.state_file",
         "millstream_runtime.config",
         "millstream_runtime.config_json_fields",
         "millstream_runtime.context_limit",

@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parents[3]
 # Folder of an import package -> folder that is on the path.
 PRODUCTION = {
     "operator/millstream_operator": "operator",
+    "gateway/millstream_gateway": "gateway",
     "runtime/millstream_runtime": "runtime",
     "cli/millstream": "cli",
     "kernels/millstream_kernels": "kernels",
     "hack": ".",
 }
-MAX_MODULES, MAX_ROOT_FOLDERS = 20, 14
+MAX_MODULES, MAX_ROOT_FOLDERS = 20, 15
 
 # Exceptions, each with its reason. The sets named TODO hold what is still to be changed: they only get shorter.
 
@@ -64,6 +65,7 @@ USED_FROM_OUTSIDE = {
     r"kernels/millstream_kernels/prebuilt/cuda_library\.py::CudaUtils\.load_binary": "Triton calls it",
     r".*::NoProgress\.purge": "kopf calls it",
     r".*::HTTPS?Handler\.https?_open": "urllib calls it",
+    r"kernels/millstream_kernels/cpu/bfloat16/row_kernel\.py::module_text": "prebuild_cpu imports it by its name",
     r"hack/wheel_hook\.py::CpuKernels(\.\w+)?": "hatchling loads it by the path in pyproject.toml",
     r".*::CommandLineParser\.parse_known_args": "argparse calls it",
     r".*::FencedBody\.write_with_length": "aiohttp calls it",

@@ -11,7 +11,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-IMPORT_PACKAGES = ("cli/millstream", "operator/millstream_operator", "runtime/millstream_runtime")
+IMPORT_PACKAGES = (
+    "cli/millstream",
+    "gateway/millstream_gateway",
+    "operator/millstream_operator",
+    "runtime/millstream_runtime",
+)
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.yaml")))
 # An image, a chart's archive or a line of `millstream --version`, such as millstream-runtime:0.2.0.
 SHOWN = re.compile(r"millstream(?:-operator|-runtime)?(?:[:-]| )v?(\d+\.\d+\.\d+)\b")

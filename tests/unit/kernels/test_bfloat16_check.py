@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_check import SHAPES, checked
-from millstream_kernels.cpu.bfloat16_product import MANY_INPUTS, OneDNN
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.check import SHAPES, checked
+from millstream_kernels.cpu.bfloat16.product import MANY_INPUTS, OneDNN
 from tests.support.bfloat16_operations import ExactOperations
 
 SMALL_SHAPES = ((64, 96), (77, 45), (MANY_INPUTS, 8))

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime import config
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.cpu import compiled_code, freed_memory, pages, threads, warm_up

@@ -1,6 +1,7 @@
 """Bfloat16 weights of layers, held once in the blocks of oneDNN, where the CPU multiplies bfloat16 numbers.
 
 inputs           float32, rounded to bfloat16
+one row          by a kernel of ours that reads the same blocks faster, where it gives the same bits (`bfloat16.one_row`)
 result           summed in float32, rounded to bfloat16, widened at once: bias and residual are added in float32
 head, TP sums    `sixteen_bits`: their results leave the product in float32
 bytes            2 for each number; oneDNN pads the last block of outputs and of inputs, which is not counted
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16.one_row import RowWeight, row_weight
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.models.cpu.sixteen_bits import SixteenBitLayout
 from millstream_runtime.models.cpu.two_layouts import padded_rows
 from millstream_runtime.models.linear.added_product import AddedProduct
@@ -34,14 +36,18 @@ class Bfloat16Linear(AddedProduct):
     num_inputs: int
     num_outputs: int
     bias: Tensor | None  # [out], float32
+    one_row: RowWeight | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`, float32."""
-        result = self._rounded(x).float()
+        if len(x) == 1 and self.one_row is not None:
+            result = self.one_row.product(x.bfloat16())
+        else:
+            result = self._rounded(x).float()
         return result if self.bias is None else result.add_(self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.add_(self._rounded(x) if self.bias is None else self(x))
+        residual.add_(self._rounded(x) if self.bias is None and len(x) > 1 else self(x))
 
     def without_bias(self) -> Linear:
         return replace(self, bias=None)
@@ -51,7 +57,10 @@ class Bfloat16Linear(AddedProduct):
         rows = self.product.operations.unpack(self.packed).index_select(0, index)
         bias = None if self.bias is None else self.bias.index_select(0, index)
         packed = self.product.operations.pack(rows.contiguous())
-        return Bfloat16Linear(self.product, packed, self.num_inputs, len(order), bias)
+        one_row = self.one_row and row_weight(
+            self.one_row.code, self.product.operations, packed, len(order), self.num_inputs
+        )
+        return Bfloat16Linear(self.product, packed, self.num_inputs, len(order), bias, one_row)
 
     def _rounded(self, x: Tensor) -> Tensor:
         """The product in bfloat16, `[T, out]`.
@@ -76,6 +85,7 @@ class Bfloat16Layout(SixteenBitLayout):
     def __init__(self, dtype: torch.dtype, copy_budget_bytes: int, code: LoadedCode, product: Bfloat16Product) -> None:
         super().__init__(dtype, copy_budget_bytes, code)
         self._product = product
+        self._loaded_code = code
         self._joined = torch.empty(0, dtype=torch.bfloat16)  # where parts are put side by side, until they are packed
 
     def linear_of_parts(self, parts: Sequence[Tensor], bias: Tensor | None, *, may_round: bool) -> Linear:
@@ -84,7 +94,9 @@ class Bfloat16Layout(SixteenBitLayout):
         weight = self._side_by_side(parts)
         num_outputs, num_inputs = weight.shape
         self._count_panels(num_outputs, num_inputs)
-        return Bfloat16Linear(self._product, self._product.operations.pack(weight), num_inputs, num_outputs, bias)
+        packed = self._product.operations.pack(weight)
+        one_row = row_weight(self._loaded_code, self._product.operations, packed, num_outputs, num_inputs)
+        return Bfloat16Linear(self._product, packed, num_inputs, num_outputs, bias, one_row)
 
     def _side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
         """`[out, in]`, contiguous, until the next call: the mapped file where it lies so, else the same memory for all

@@ -47,7 +47,7 @@ from millstream_runtime.quantization.weight_layout import FLOATS, WeightLayout
 from millstream_runtime.strict_json import read_strict_json
 
 if TYPE_CHECKING:
-    from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+    from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
     from millstream_kernels.cpu.loaded_code import LoadedCode
 
 LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the checkpoint

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from millstream.commands.serve import config_of, parse_command_line
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.config import Device, DType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.config_files import dump
 from millstream_runtime.engine.cpu import compiled_code

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.cpu import compiled_code
 from millstream_runtime.engine.execution import shard

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_kernels.cpu import bfloat16_check
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16 import check as bfloat16_check
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.config import DType, SpeculationMethod
 from millstream_runtime.engine.cpu import compiled_code
 from millstream_runtime.engine.engine import Engine

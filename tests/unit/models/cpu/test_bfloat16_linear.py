@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from millstream_kernels.cpu import code_folder, decode
-from millstream_kernels.cpu.bfloat16_product import MANY_INPUTS, Bfloat16Product
+from millstream_kernels.cpu.bfloat16.product import MANY_INPUTS, Bfloat16Product
 from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.cpu.bfloat16_linear import Bfloat16Layout, Bfloat16Linear
 from millstream_runtime.models.cpu.sixteen_bits import SixteenBitLinear
@@ -213,7 +213,7 @@ import sys
 from pathlib import Path
 import torch
 from millstream_kernels.cpu import decode
-from millstream_kernels.cpu.bfloat16_product import Bfloat16Product
+from millstream_kernels.cpu.bfloat16.product import Bfloat16Product
 from millstream_runtime.models.arithmetic import Arithmetic
 from millstream_runtime.models.registry import load_model, load_model_config
 

@@ -4,7 +4,7 @@
     x        bfloat16 [rows, in]
     result   bfloat16 [rows, out]: summed in float32, rounded once
 
-Nothing is believed of a processor: `bfloat16_check` compares results before a layer uses the product.
+Nothing is believed of a processor: `check` compares results before a layer uses the product.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from millstream_kernels.cpu.bfloat16_product import MANY_INPUTS, Bfloat16Product, OneDNN, Operations
+from millstream_kernels.cpu.bfloat16.product import MANY_INPUTS, Bfloat16Product, OneDNN, Operations
 
 SHAPES = ((77, 45), (576, 1536), (MANY_INPUTS, 512))  # inputs, outputs
 NUM_ROWS = 100
@@ -59,7 +59,7 @@ def checked(operations: Operations) -> tuple[Bfloat16Product | None, str | None]
 @torch.inference_mode()
 def _check(operations: Operations, num_inputs: int, num_outputs: int) -> int:
     """Return how many rows must be computed at least. Raises ProductError."""
-    x, weight = _numbers(num_inputs, num_outputs)
+    x, weight = cancelling_numbers(num_inputs, num_outputs)
     shape = f"{num_inputs} inputs and {num_outputs} outputs"
     packed = operations.pack(weight)
     if not torch.equal(operations.unpack(packed), weight):
@@ -120,7 +120,7 @@ def _product(operations: Operations, x: Tensor, packed: Tensor, num_outputs: int
     return result
 
 
-def _numbers(num_inputs: int, num_outputs: int) -> tuple[Tensor, Tensor]:
+def cancelling_numbers(num_inputs: int, num_outputs: int) -> tuple[Tensor, Tensor]:
     """`x` `[NUM_ROWS, in]` and a weight `[out, in]`, bfloat16, the same in every process.
 
     The second half of a row is the first half with other signs, and so odd outputs, whose weights come twice, cancel.
