@@ -117,9 +117,9 @@ def long_annotations(number: int) -> Manifest:
 
 
 def long_variables(number: int) -> Manifest:
-    env = [{"name": f"NCCL_IB_{index}", "value": "x" * 513} for index in range(number)]
-    of_secret = {"secretKeyRef": {"name": "a", "key": "b"}}
     env: list[Manifest] = [{"name": f"NCCL_IB_{index}", "value": "x" * 513} for index in range(number)]
+    of_secret = {"secretKeyRef": {"name": "a", "key": "b"}}
+    env += [{"name": "TZ", "value": "x" * 512}, {"name": "LANG", "valueFrom": of_secret}]
     return manifest(podTemplate={"spec": {"containers": [{"name": "runtime", "env": env}]}})
 
 
