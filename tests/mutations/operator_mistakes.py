@@ -159,8 +159,8 @@ ROLLOUTS = [
     Mutation.of(
         "the history counts the records that are kept in any case a second time",
         f"{OPERATOR}/rollout/pruning.py",
-        "others[max(0, HISTORY_LIMIT - len(keep)) :]",
-        "others[HISTORY_LIMIT:]",
+        "min(HISTORY_LIMIT - len(keep), ",
+        "min(HISTORY_LIMIT, ",
         "operator/rollout/test_revisions.py::test_history_is_limited_and_the_current_record_is_never_pruned",
     ),
     Mutation.of(
@@ -205,8 +205,8 @@ CONTROL = [
     Mutation.of(
         "a listing forgets whatever it does not have",
         f"{OPERATOR}/kube/index.py",
-        "if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):",
-        "if _key(kind, manifest) not in present:",
+        "if _key(kind, manifest)[1:] not in present and _version(manifest) <= int(list_version):",
+        "if _key(kind, manifest)[1:] not in present:",
         "operator/kube/test_index.py::test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners",
     ),
     Mutation.of(

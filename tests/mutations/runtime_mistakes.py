@@ -42,8 +42,8 @@ ENGINE = [
     Mutation.of(
         "a client that begins to wait has what it did not use before",
         f"{RUNTIME}/engine/scheduling/fair_queue.py",
-        "self._served[client] = max(self.served_tokens(client), least)",
-        "self._served[client] = self.served_tokens(client)",
+        "max(self._served.get(client, 0), self._least_served(client in self._above))",
+        "self._served.get(client, 0)",
         "engine/scheduling/test_fair_queue.py::test_a_client_with_one_slow_answer_collects_no_credit",
     ),
     Mutation.of(

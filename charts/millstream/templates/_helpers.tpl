@@ -131,3 +131,21 @@ has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists
 {{- define "millstream.isOwn" -}}
 has(request.namespace) && request.namespace == '{{ .root.Release.Namespace }}' && has(request.name) && request.name == '{{ .name }}'
 {{- end -}}
+{{/* Allowed or Refused: network.mode Disabled in a spec. Where it is the default of all, a spec that says so changes nothing. */}}
+{{- define "millstream.networkModeDisabled" -}}
+{{- if eq ((.Values.network).mode | default "Managed") "Disabled" -}}
+Allowed
+{{- else -}}
+{{ (.Values.authors).networkModeDisabled | default "Refused" }}
+{{- end -}}
+{{- end }}
+
+{{/* The operator's PriorityClass: its name, which is given, or that of the one that the chart makes. */}}
+{{- define "millstream.priorityClassName" -}}
+{{- $own := (.Values.operator).priorityClass | default dict -}}
+{{- if .Values.operator.priorityClassName -}}
+{{ .Values.operator.priorityClassName }}
+{{- else if eq ($own.mode | default "Managed") "Managed" -}}
+{{ $own.name | default (printf "%s-operator" (include "millstream.name" .)) }}
+{{- end -}}
+{{- end }}

@@ -88,6 +88,7 @@ class Request:
     priority: int = 0  # lower is served earlier among the requests of one client: see `scheduling.waiting_order`
     cache_salt: str = ""  # the prefix cache is shared among requests of equal salt only
     client: str = ""  # whose request it is, among whom the engine shares itself out: see `scheduling.fair_queue`
+    client_ranks_above: bool = False  # whether this client's turn comes before that of clients without a rank
 
 
 # No object of it can be part of a cycle, so the garbage collector need not look at it. With a long prompt or answer

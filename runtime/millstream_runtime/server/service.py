@@ -212,6 +212,7 @@ class Service:
             # Holders of different keys never share a prefix; users of one key can be separated by a salt.
             cache_salt=f"{tenant}\n{request.cache_salt or ''}",
             client=tenant,
+            client_ranks_above=self.api_keys is not None and self.api_keys.ranks_above(tenant),
         )
         return Generation(self.engine, self.prompts.tokenizer, self.metrics, plan, arrived_at_seconds)
 

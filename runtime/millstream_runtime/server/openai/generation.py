@@ -73,6 +73,7 @@ class GenerationPlan:
     priority: int = 0
     cache_salt: str = ""
     client: str = ""  # whose request it is: see `engine.request`
+    client_ranks_above: bool = False  # likewise
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """The parameters of one choice; candidates of one prompt differ by their seed."""
@@ -303,6 +304,7 @@ class Generation:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
             client=plan.client,
+            client_ranks_above=plan.client_ranks_above,
         )
         self._metrics.began_to_wait(plan.client, request_id, self._arrived_at_seconds)
         self._engine.submit(request, self._queue)
