@@ -30,6 +30,7 @@ WITH_PROCESSES = {
         for name in (
             "bench",
             "cluster",
+            "commands/test_console_blocks.py",
             "demo",
             "distributed",
             "engine_process",

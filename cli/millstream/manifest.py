@@ -19,6 +19,9 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 
 MODEL_ROOT_VARIABLE = "MILLSTREAM_MODELS_DIR"
 ALLOWED_ENV_VARIABLE = "MILLSTREAM_ALLOWED_ENV"
+ALLOWED_ANNOTATIONS_VARIABLE = "MILLSTREAM_ALLOWED_ANNOTATIONS"
+ALLOWED_PRIORITY_CLASSES_VARIABLE = "MILLSTREAM_ALLOWED_PRIORITY_CLASSES"
+NETWORK_MODE_VARIABLE = "MILLSTREAM_NETWORK_MODE_DISABLED"
 IMAGE_MODEL_ROOT = "/models"
 
 
@@ -26,16 +29,17 @@ def manifest_reader() -> Callable[[Path], Any]:
     """A function that reads one LLMDeployment and raises RuntimeFailure (InvalidConfig) with one clear sentence.
 
     Raises:
-        InvalidConfigError: this installation has no operator package, or $MILLSTREAM_ALLOWED_ENV is no list of names.
+        InvalidConfigError: this installation has no operator package, or what a cluster allows, as
+            $MILLSTREAM_ALLOWED_ENV says it, is malformed.
     """
     _require_operator_package()
     from millstream_operator.api.load import ManifestError, load_manifest
 
-    allowed_env = _allowed_env()
+    allowed = _allowed()
 
     def read(path: Path) -> Any:
         try:
-            return load_manifest(path, allowed_env)
+            return load_manifest(path, allowed)
         except ManifestError as error:
             raise RuntimeFailure(FailureReason.INVALID_CONFIG, str(error)) from error
 
@@ -51,8 +55,8 @@ def manifest_checker() -> Callable[[Path], list[str]]:
     _require_operator_package()
     from millstream_operator.api.load import manifest_errors
 
-    allowed_env = _allowed_env()
-    return lambda path: [str(error) for error in manifest_errors(path, allowed_env)]
+    allowed = _allowed()
+    return lambda path: [str(error) for error in manifest_errors(path, allowed)]
 
 
 def _require_operator_package() -> None:
@@ -65,14 +69,39 @@ def _require_operator_package() -> None:
         ) from error
 
 
-def _allowed_env() -> tuple[str, ...]:
-    """Names of variables that the cluster's default image takes besides: the chart's runtime.allowedEnv."""
-    names = tuple(filter(None, map(str.strip, os.environ.get(ALLOWED_ENV_VARIABLE, "").split(","))))
+def _allowed() -> Any:
+    """What the cluster's administrators allow besides, as `Allowed`: the chart's runtime.allowedEnv and authors."""
+    from millstream_operator.api.validation.allowed import Allowed
+
+    mode = os.environ.get(NETWORK_MODE_VARIABLE, "Refused").strip()
+    if mode not in ("Allowed", "Refused"):
+        raise InvalidConfigError(
+            f"{NETWORK_MODE_VARIABLE} is {mode[:80]!r}; give Allowed or Refused, as the chart's "
+            "authors.networkModeDisabled has it."
+        )
+    return Allowed(
+        env=_names(ALLOWED_ENV_VARIABLE, "[A-Za-z_][A-Za-z0-9_]*", "variable's name", "runtime.allowedEnv"),
+        annotations=_names(
+            ALLOWED_ANNOTATIONS_VARIABLE,
+            "[-a-z0-9.]+/[-A-Za-z0-9_.]+",
+            "annotation's key",
+            "authors.allowedAnnotations",
+        ),
+        priority_classes=_names(
+            ALLOWED_PRIORITY_CLASSES_VARIABLE, "[-a-z0-9.]+", "PriorityClass's name", "authors.allowedPriorityClasses"
+        ),
+        network_mode_disabled=mode == "Allowed",
+    )
+
+
+def _names(variable: str, pattern: str, what: str, chart_value: str) -> tuple[str, ...]:
+    """The names that an environment variable lists, with commas between them."""
+    names = tuple(filter(None, map(str.strip, os.environ.get(variable, "").split(","))))
     for name in names:
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+        if not re.fullmatch(pattern, name):
             raise InvalidConfigError(
-                f"{ALLOWED_ENV_VARIABLE} holds {name[:80]!r}, which is no variable's name; give names such as A,B, as "
-                "the chart's runtime.allowedEnv has them."
+                f"{variable} holds {name[:80]!r}, which is no {what}; give names such as A,B, as the chart's "
+                f"{chart_value} has them."
             )
     return names
 

@@ -213,6 +213,7 @@ class Operator:
 
     async def _first_listing(self) -> None:
         await self.listings.first()
+        self.kopf_settings.watching.chunk_size = self.listings.page_objects
         self.facts.advance()
         gc_freeze.freeze_gc()
 

@@ -13,10 +13,9 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from millstream_operator.facts.gpu_watch import GpuWatch
-from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.kube.client import LIST_PAGE, ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import WATCHED, Kind, label_selector
@@ -44,6 +43,7 @@ class Listings:
     notice_all: Callable[[], None]
     discovery_seconds: float
     complete: bool = False  # whether the index is complete
+    page_objects: int = LIST_PAGE  # of a page that is not too large, by what was listed so far
 
     async def first(self) -> None:
         """List everything. Waits for the API server as long as it takes, and logs why."""
@@ -81,17 +81,28 @@ class Listings:
 
     async def _list(self, kind: Kind, several: asyncio.Semaphore) -> None:
         async with several:
-            items: list[dict[str, Any]] = []
+            present: set[tuple[str, str]] = set()
             versions: list[int] = []
             for namespace in self.namespaces:
-                found, version = await self.client.list(kind, namespace, label_selector(kind))
-                items += found
-                versions.append(int(version))
+                versions.append(int(await self._list_pages(kind, namespace, present)))
         # An object created after the first listing may be missing in it and is not gone.
-        for key in self.index.replace(kind, items, str(min(versions))):
+        for key in self.index.remove_absent(kind, present, str(min(versions))):
             self.notice(key)
-        present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
         self.freshness.listed(kind, present, steady_seconds())
+
+    async def _list_pages(self, kind: Kind, namespace: str | None, present: set[tuple[str, str]]) -> str:
+        """Put each page into the index before the next one is read: all pages of large objects exceed the memory.
+
+        Return the version of the listing.
+        """
+        selector, version = label_selector(kind), ""
+        async for page in self.client.pages(kind, namespace, {"labelSelector": selector} if selector else {}):
+            items = [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.items]
+            present.update((item["metadata"]["namespace"], item["metadata"]["name"]) for item in items)
+            for key in self.index.put_page(kind, items):
+                self.notice(key)
+            version, self.page_objects = page.version, min(self.page_objects, page.num_objects)
+        return version
 
     async def discover(self) -> None:
         """Find out which optional kinds are served; another set of them concerns all LLMDeployments."""

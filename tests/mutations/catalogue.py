@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutations import (
+    author_mistakes,
     command_line_mistakes,
     deployment_files,
     gateway_mistakes,
@@ -17,6 +18,7 @@ from tests.mutations.promises import PROMISES
 MUTATIONS = [
     *PROMISES,
     *operator_mistakes.MISTAKES,
+    *author_mistakes.MISTAKES,
     *runtime_mistakes.MISTAKES,
     *text_folder_mistakes.MISTAKES,
     *command_line_mistakes.MISTAKES,

@@ -6,6 +6,23 @@ from tests.mutations.mutation import OPERATOR, Mutation
 
 CHART = "charts/millstream"
 
+PAGES = [
+    Mutation.of(
+        "a command of a page needs no file that is there",
+        "docs/model-sources.md",
+        "millstream inspect --path models/demo-chat ",
+        "millstream inspect --path models/demo-chats ",
+        "commands/test_console_blocks.py::test_the_commands_of_a_page_end_as_it_says",
+    ),
+    Mutation.of(
+        "a command that needs no cluster may stand among those that do",
+        "docs/planning.md",
+        "millstream plan examples/mid.yaml --kubeconfig FILE --diff",
+        "millstream plan examples/mid.yaml --diff",
+        "commands/test_console_blocks.py::test_a_block_that_is_not_run_needs_what_its_mark_says",
+    ),
+]
+
 CHART_FILES = [
     Mutation.of(
         "an operator that checks API keys may read Secrets",
@@ -13,6 +30,36 @@ CHART_FILES = [
         "    resources: [services, serviceaccounts, configmaps]\n",
         "    resources: [services, serviceaccounts, configmaps, secrets]\n",
         "chart/test_rights.py::test_rights_are_spelled_out_and_leave_secrets_alone",
+    ),
+    Mutation.of(
+        "a policy about the operator's user may judge every user",
+        f"{CHART}/templates/admission-pods.yaml",
+        """    - name: it-is-the-operator
+      expression: {{ include "millstream.isOperator" . | quote }}""",
+        """    - name: it-is-an-account
+      expression: "request.userInfo.username.startsWith('system:serviceaccount:')\"""",
+        "chart/test_admission_policies.py::test_the_policies_judge_the_operators_user_alone",
+    ),
+    Mutation.of(
+        "the operator has a Secret of its own, so Secrets are among its kinds",
+        f"{CHART}/templates/admission-children.yaml",
+        "'/services', '/serviceaccounts', '/configmaps',\n",
+        "'/services', '/serviceaccounts', '/configmaps', '/secrets',\n",
+        "chart/test_admission_policies.py::test_the_kinds_that_it_may_write_are_those_that_the_operator_owns",
+    ),
+    Mutation.of(
+        "a helm that lists no policies renders none",
+        f"{CHART}/templates/_helpers.tpl",
+        ' (not ($kinds.Has "v1/Pod")) -}}',
+        " false -}}",
+        "chart/test_admission_policies.py::test_they_are_left_out_where_the_api_server_has_no_such_kind",
+    ),
+    Mutation.of(
+        "who patches the status reads it first",
+        f"{CHART}/templates/rbac.yaml",
+        "    resources: [llmdeployments/status]\n    verbs: [patch]",
+        "    resources: [llmdeployments/status]\n    verbs: [get, patch]",
+        "chart/test_needed_rights.py::test_the_operator_asks_for_each_verb_that_it_has_and_for_no_other",
     ),
     Mutation.of(
         "an operator that lives is ready",
@@ -110,4 +157,4 @@ BUILDS = [
     ),
 ]
 
-MISTAKES = [*CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS, *BUILDS]
+MISTAKES = [*PAGES, *CHART_FILES, *API_FILES, *DATA_FILES, *LOCKS, *BUILDS]

@@ -13,6 +13,14 @@ PLANNING = [
         "operator/planning/test_left_out_nodes.py::test_the_edit_that_includes_a_tainted_node_is_offered",
     ),
     Mutation.of(
+        "a limit below the process itself is short of tokens, as any other",
+        f"{OPERATOR}/planning/planner.py",
+        "if ledger.usable_bytes < ledger.context_bytes:",
+        "if ledger.usable_bytes < 0:",
+        "operator/planning/test_cpu_container.py::"
+        "test_a_limit_below_the_process_itself_is_refused_by_name_with_a_limit_that_holds_the_model",
+    ),
+    Mutation.of(
         "of the products the one with the fewest GPUs wins",
         f"{OPERATOR}/planning/choices/placement.py",
         "key=lambda one: _order_of_products(one[0])",
@@ -151,8 +159,8 @@ ROLLOUTS = [
     Mutation.of(
         "the history counts the records that are kept in any case a second time",
         f"{OPERATOR}/rollout/pruning.py",
-        "others[max(0, HISTORY_LIMIT - len(keep)) :]",
-        "others[HISTORY_LIMIT:]",
+        "min(HISTORY_LIMIT - len(keep), ",
+        "min(HISTORY_LIMIT, ",
         "operator/rollout/test_revisions.py::test_history_is_limited_and_the_current_record_is_never_pruned",
     ),
     Mutation.of(
@@ -197,8 +205,8 @@ CONTROL = [
     Mutation.of(
         "a listing forgets whatever it does not have",
         f"{OPERATOR}/kube/index.py",
-        "if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):",
-        "if _key(kind, manifest) not in present:",
+        "if _key(kind, manifest)[1:] not in present and _version(manifest) <= int(list_version):",
+        "if _key(kind, manifest)[1:] not in present:",
         "operator/kube/test_index.py::test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners",
     ),
     Mutation.of(
@@ -242,6 +250,13 @@ CONTROL = [
         '    if ended.get("reason") == "OOMKilled":\n        return _killed_for_memory(pod, plan)\n',
         '    if ended.get("reason") == "OOMKilled" and code == 0:\n        return _killed_for_memory(pod, plan)\n',
         "operator/diagnosis/test_diagnosis.py::test_out_of_memory_shows_the_planned_memory_and_the_limit",
+    ),
+    Mutation.of(
+        "a policy that cannot judge yet has denied, as every other does",
+        f"{OPERATOR}/diagnosis/admission.py",
+        "        return Diagnosis(Reason.ADMISSION_UNAVAILABLE, sentence(detail), hint, NOT_JUDGED_YET)",
+        "        return Diagnosis(Reason.ADMISSION_DENIED, sentence(detail), hint)",
+        "operator/diagnosis/test_admission.py::test_a_policy_of_the_chart_that_cannot_judge_yet_needs_no_person",
     ),
     Mutation.of(
         "an object that is being deleted is reconciled until it is gone",

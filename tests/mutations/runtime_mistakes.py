@@ -23,6 +23,16 @@ BROWSERS = [
 
 ENGINE = [
     Mutation.of(
+        "a shorter request helps a process that does not fit itself",
+        f"{RUNTIME}/engine/kv/pool_size.py",
+        "if asked_bytes is None and budget.used_bytes >= budget.limit_bytes:",
+        "if asked_bytes is None and budget.used_bytes < 0:",
+        "engine/test_host_limits.py::"
+        "test_a_limit_below_the_process_ends_the_boot_with_what_was_planned_and_offers_no_shorter_request",
+        "contracts/test_limit_below_process.py::"
+        "test_a_limit_that_fell_below_the_process_ends_the_boot_with_the_length_that_was_planned",
+    ),
+    Mutation.of(
         "a key has its share of the queue however many places it holds",
         f"{RUNTIME}/server/operations/admission.py",
         "is_within = self._held.get(client, 0) + count <= share",
@@ -32,8 +42,8 @@ ENGINE = [
     Mutation.of(
         "a client that begins to wait has what it did not use before",
         f"{RUNTIME}/engine/scheduling/fair_queue.py",
-        "self._served[client] = max(self.served_tokens(client), least)",
-        "self._served[client] = self.served_tokens(client)",
+        "max(self._served.get(client, 0), self._least_served(client in self._above))",
+        "self._served.get(client, 0)",
         "engine/scheduling/test_fair_queue.py::test_a_client_with_one_slow_answer_collects_no_credit",
     ),
     Mutation.of(
@@ -531,6 +541,34 @@ SERVER = [
         'name: self._histogram(f"vllm:{name}", text, buckets)',
         'name: self._histogram(f"millstream:{name}", text, buckets)',
         "server/operations/test_vllm_metrics.py::test_every_metric_of_vllm_is_exported_or_an_exception",
+    ),
+    Mutation.of(
+        "whoever asks for the load reads the ids that clients chose",
+        f"{RUNTIME}/server/operations/answered_requests.py",
+        "return hashlib.sha256(request_id.encode()).hexdigest()[:HASH_HEX_DIGITS]",
+        "return request_id",
+        "server/operations/test_load.py::test_anybody_may_ask_without_a_key_and_reads_no_id",
+    ),
+    Mutation.of(
+        "what an engine computed before it died is in the cache of the next one",
+        f"{RUNTIME}/server/operations/answered_requests.py",
+        "if tokens is None or boot_id != self._boot_id:",
+        "if tokens is None:",
+        "server/operations/test_load.py::test_a_new_boot_forgets_the_answers_of_the_old_and_takes_none_of_them",
+    ),
+    Mutation.of(
+        "requests wait once the engine has taken them",
+        f"{RUNTIME}/server/operations/load_report.py",
+        "stats.num_requests_waiting + self._engine.untaken_requests",
+        "stats.num_requests_waiting",
+        "server/operations/test_load.py::test_what_waits_is_counted_before_the_engine_has_taken_it",
+    ),
+    Mutation.of(
+        "what the cache holds of a prompt waits to be computed",
+        f"{RUNTIME}/engine/scheduling/scheduler.py",
+        "self._count_queued(sequence, uncached_tokens)",
+        "self._count_queued(sequence, len(sequence.token_ids))",
+        "engine/scheduling/test_prefix_cache.py::test_what_is_cached_of_a_prompt_does_not_wait_to_be_computed",
     ),
 ]
 

@@ -105,6 +105,12 @@ HELD: dict[str, tuple[str, ...]] = {
         f"{SOURCES}/test_closed_addresses.py::test_a_login_goes_to_no_token_server_that_a_challenge_alone_names",
         f"{SOURCES}/test_closed_addresses.py::test_where_a_login_may_go",
     ),
+    "the operator's token": (
+        "tests/soak/test_admission_policies.py::test_200_random_objects_outside_the_rules_are_refused",
+        "tests/soak/test_admission_policies.py::test_a_template_passes_where_kubernetes_own_check_of_restricted_passes",
+        "tests/soak/test_admission_policies.py::test_an_orphan_is_adopted_and_what_only_looks_like_one_is_not",
+        "tests/unit/chart/test_admission_policies.py::test_the_policies_judge_the_operators_user_alone",
+    ),
     "another object's inspection": (
         f"{OPERATOR}/facts/test_shared_inspections.py::test_the_answer_of_a_hub_that_another_object_chose_is_not_taken",
         f"{OPERATOR}/facts/test_shared_inspections.py"

@@ -22,6 +22,7 @@ from tests.soak.processes import DidNotStart
 from tests.soak.scale import scale
 from tests.soak.simulated_nodes import NODES
 from tests.soak.transitions import transitions
+from tests.soak.two_releases import two_releases
 from tests.soak.world import World, world
 
 Run = Callable[[World, argparse.Namespace], Awaitable[dict[str, Any]]]
@@ -60,6 +61,10 @@ PROOFS: dict[str, Proof] = {
         "many LLMDeployments deleted at once while no garbage collector runs",
         lambda w, o: deletions(w, objects=o.deletions, say=_say),
         collects_garbage=False,
+    ),
+    "releases": Proof(
+        "two releases over the same LLMDeployments, of which the second may write to none",
+        lambda w, o: two_releases(w, objects=10, seconds=o.together, say=_say),
     ),
     "scale": Proof(
         "many LLMDeployments over many GPU nodes",
@@ -178,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transitions", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="number of the first transition or schedule")
     parser.add_argument("--deletions", type=int, default=600, help="LLMDeployments that are deleted at once")
+    parser.add_argument("--together", type=float, default=300.0, help="seconds of two releases over the same objects")
     parser.add_argument("--objects", type=int, default=1000, help="LLMDeployments of the scale run")
     parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")

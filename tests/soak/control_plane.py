@@ -184,6 +184,7 @@ class ControlPlane:
             f"--cert-dir={self.folder / 'certificates'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=AlwaysAllow",
+            "--allow-privileged=true",  # as kubeadm has it: otherwise validation refuses such pods before admission
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self._token_key}",
             f"--service-account-signing-key-file={self._token_key}",

@@ -194,6 +194,20 @@ def _deletions(result: Result) -> list[str]:
     return _over(result, {"writes_per_deployment": 1})
 
 
+def _two_releases(result: Result) -> list[str]:
+    failures = [f"the second release wrote: {write}" for write in result["writes_of_the_second"]]
+    failures += [f"at rest the first release wrote: {write}" for write in result["writes_of_the_first_at_rest"]]
+    wanted = {
+        "left_to_others": result["objects"],
+        "events_of_the_second": result["objects"],
+        "owners": {result["owner"]: result["objects"]},
+        "pods_before_the_change": "serve on",
+    }
+    return failures + [
+        f"{name} is {result[name]}, not {value}" for name, value in wanted.items() if result[name] != value
+    ]
+
+
 def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]:
     return [f"{word}{name} is {result[name]}, over {limit}" for name, limit in limits.items() if result[name] > limit]
 
@@ -205,5 +219,6 @@ _GOALS = {
     "outage": _outage,
     "leaders": _leaders,
     "deletions": _deletions,
+    "releases": _two_releases,
     "scale": _scale,
 }

@@ -74,6 +74,14 @@ def _rest(found: dict[str, Document]) -> str:
                 f"{deleted['pods_ended_seconds']} s, {deleted['writes_per_deployment']} writes each",
             ]
         )
+    if releases := found.get("releases", {}).get("result"):
+        rows.append(
+            [
+                f"{releases['objects']} objects of two releases for {releases['seconds']:.0f} s: writes of the second",
+                "0",
+                str(len(releases["writes_of_the_second"])),
+            ]
+        )
     if scale := found.get("scale", {}).get("result"):
         rows += _scale(scale)
     return _markdown(["what", "goal", "found"], rows) if rows else ""

@@ -19,6 +19,7 @@ from tests.soak.scale import scale
 from tests.soak.simulated_nodes import NODES
 from tests.soak.tools import Tools
 from tests.soak.transitions import transitions
+from tests.soak.two_releases import two_releases
 from tests.soak.world import World, world
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900), pytest.mark.deep]
@@ -78,3 +79,8 @@ async def test_what_is_deleted_stops_serving_without_a_garbage_collector(program
     async with world(programs, nodes=NODES, collects_garbage=False) as without:
         result = await deletions(without, objects=12)
     assert missed("deletions", result) == []
+
+
+async def test_a_second_release_writes_nothing_to_what_the_first_one_manages(where: World) -> None:
+    result = await two_releases(where, objects=3, seconds=6)
+    assert missed("releases", result) == []

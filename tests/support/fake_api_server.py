@@ -111,10 +111,14 @@ class FakeApiServer:
     async def _list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") == "true":
             return await self._watch(kind, request)
-        self.listings[request.headers.get("User-Agent", ""), kind.kind] += 1
+        first = int(request.query.get("continue") or 0)
+        if not first:
+            self.listings[request.headers.get("User-Agent", ""), kind.kind] += 1
         await self.lists.wait()
         items = [manifest for key, manifest in self.objects.items() if key[0] == kind.kind]
-        return await _json({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+        end = first + int(request.query.get("limit") or len(items))
+        metadata = {"resourceVersion": str(self.version)} | ({"continue": str(end)} if end < len(items) else {})
+        return await _json({"metadata": metadata, "items": items[first:end]})
 
     async def _watch(self, kind: Kind, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

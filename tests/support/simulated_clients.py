@@ -38,12 +38,23 @@ class SimulatedEngine:
         self._num_arrivals = 0
 
     def add(
-        self, client: str, prompt: list[int], answer_tokens: int, *, priority: int = 0, queue_of: str | None = None
+        self,
+        client: str,
+        prompt: list[int],
+        answer_tokens: int,
+        *,
+        priority: int = 0,
+        queue_of: str | None = None,
+        ranks_above: bool = False,
     ) -> Sequence:
         """`queue_of`: the client that the scheduler sees, where it is another one."""
-        name = client if queue_of is None else queue_of
         request = Request(
-            f"{client}-{self._num_arrivals}", prompt, SamplingParams(answer_tokens), priority=priority, client=name
+            f"{client}-{self._num_arrivals}",
+            prompt,
+            SamplingParams(answer_tokens),
+            priority=priority,
+            client=client if queue_of is None else queue_of,
+            client_ranks_above=ranks_above,
         )
         sequence = Sequence(request, self._num_arrivals, 0, [*prompt], len(prompt))
         self._num_arrivals += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
+from millstream_operator.api.validation.allowed import NOTHING, Allowed
 from millstream_operator.api.validation.ratchets import ratchets
 from tests.support.cel import evaluate, evaluate_ratchet
 
@@ -19,10 +20,10 @@ def edited(old: Manifest, change: Callable[[Manifest], object]) -> Manifest:
     return new
 
 
-def refused_by_cel(new: Manifest, old: Manifest | None = None, allowed_env: Collection[str] = ()) -> list[str]:
+def refused_by_cel(new: Manifest, old: Manifest | None = None, allowed: Allowed = NOTHING) -> list[str]:
     """The messages of the rules that `new` breaks. `old`: what is stored; None where the object is new."""
     messages = []
-    for ratchet in ratchets(allowed_env):
+    for ratchet in ratchets(allowed):
         if ratchet.cel is None:
             continue
         before = dict(_at(old, ratchet.path)) if old is not None else {}

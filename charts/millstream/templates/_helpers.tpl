@@ -94,3 +94,58 @@ capabilities:
 {{- define "millstream.apiServerEndpoints" -}}
 {{ (.Values.network).apiServerEndpoints | default "Enabled" }}
 {{- end -}}
+
+
+{{/*
+Enabled or Disabled: is what the operator's user writes judged by policies of the API server? A helm without a cluster
+(`template`) knows no kinds, not even Pod: it is answered by the Kubernetes that the chart needs, which has the policies.
+*/}}
+{{- define "millstream.admissionPolicy" -}}
+{{- $wanted := dig "enabled" false (.Values.admissionPolicy | default dict) -}}
+{{- $kinds := .Capabilities.APIVersions -}}
+{{- $served := or ($kinds.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (not ($kinds.Has "v1/Pod")) -}}
+{{ and $wanted $served | ternary "Enabled" "Disabled" }}
+{{- end -}}
+
+{{/* The name of a policy. By its end the operator knows the chart's policies, and explains what they refuse. */}}
+{{- define "millstream.policyName" -}}
+{{ include "millstream.name" .root }}-{{ .policy }}.policy.millstream.dev
+{{- end -}}
+
+{{/* CEL: the user of this request is the operator. */}}
+{{- define "millstream.isOperator" -}}
+request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "millstream.name" . }}'
+{{- end -}}
+
+{{/* CEL: an object is controlled by an LLMDeployment. The argument is the object's name in the expression. */}}
+{{- define "millstream.isControlled" -}}
+has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(owner, owner.kind == 'LLMDeployment' && owner.apiVersion.startsWith('millstream.dev/') && has(owner.controller) && owner.controller)
+{{- end -}}
+
+{{/* CEL: a list of strings that need no escape, such as names of namespaces. */}}
+{{- define "millstream.celList" -}}
+{{- if . }}['{{ join "', '" . }}']{{ else }}[]{{ end -}}
+{{- end -}}
+
+{{/* CEL: this request is about the object of a name in the release's own namespace. */}}
+{{- define "millstream.isOwn" -}}
+has(request.namespace) && request.namespace == '{{ .root.Release.Namespace }}' && has(request.name) && request.name == '{{ .name }}'
+{{- end -}}
+{{/* Allowed or Refused: network.mode Disabled in a spec. Where it is the default of all, a spec that says so changes nothing. */}}
+{{- define "millstream.networkModeDisabled" -}}
+{{- if eq ((.Values.network).mode | default "Managed") "Disabled" -}}
+Allowed
+{{- else -}}
+{{ (.Values.authors).networkModeDisabled | default "Refused" }}
+{{- end -}}
+{{- end }}
+
+{{/* The operator's PriorityClass: its name, which is given, or that of the one that the chart makes. */}}
+{{- define "millstream.priorityClassName" -}}
+{{- $own := (.Values.operator).priorityClass | default dict -}}
+{{- if .Values.operator.priorityClassName -}}
+{{ .Values.operator.priorityClassName }}
+{{- else if eq ($own.mode | default "Managed") "Managed" -}}
+{{ $own.name | default (printf "%s-operator" (include "millstream.name" .)) }}
+{{- end -}}
+{{- end }}

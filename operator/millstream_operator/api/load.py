@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import Violation, violations
+from millstream_operator.api.validation.allowed import NOTHING, Allowed
 from millstream_operator.api.validation.field_errors import field_errors, shown_value
 from millstream_operator.api.validation.field_hints import unknown_field_hint
 from millstream_operator.api.validation.ratchets import new_violations
@@ -46,17 +47,17 @@ class ManifestError(ValueError):
         self.line = line
 
 
-def load_manifest(path: str | Path, allowed_env: Collection[str] = ()) -> LLMDeployment:
-    """The one LLMDeployment of a YAML or JSON file. `allowed_env`: see `new_violations`.
+def load_manifest(path: str | Path, allowed: Allowed = NOTHING) -> LLMDeployment:
+    """The one LLMDeployment of a YAML or JSON file. `allowed`: see `new_violations`.
 
     Raises:
         ManifestError: no such file, malformed YAML, no or several LLMDeployments, or one that is not valid.
     """
     path = Path(path)
-    return loads_manifest(_read_text(path), str(path), allowed_env)
+    return loads_manifest(_read_text(path), str(path), allowed)
 
 
-def loads_manifest(text: str, source: str = "manifest", allowed_env: Collection[str] = ()) -> LLMDeployment:
+def loads_manifest(text: str, source: str = "manifest", allowed: Allowed = NOTHING) -> LLMDeployment:
     """As `load_manifest`, from a string; `source` is what errors call it."""
     nodes, error = _documents(text, source)
     if error is not None:
@@ -66,10 +67,10 @@ def loads_manifest(text: str, source: str = "manifest", allowed_env: Collection[
     ours = _find_ours(values, source)
     if len(ours) > 1:
         raise ManifestError(f"{source}: holds {len(ours)} {KIND}s; give one file to each.")
-    return _validate(values[ours[0]], _Lines(source, nodes[ours[0]]), allowed_env)
+    return _validate(values[ours[0]], _Lines(source, nodes[ours[0]]), allowed)
 
 
-def manifest_errors(path: Path, allowed_env: Collection[str] = ()) -> list[ManifestError]:
+def manifest_errors(path: Path, allowed: Allowed = NOTHING) -> list[ManifestError]:
     """All errors of all LLMDeployments of a file, in the order of its lines; at most MAX_ERRORS.
 
     A document with a malformed value or a key that is given twice has this error alone, and none is read behind YAML
@@ -92,7 +93,7 @@ def manifest_errors(path: Path, allowed_env: Collection[str] = ()) -> list[Manif
     except ManifestError as error:
         return errors or [error]
     for index in ours:
-        errors += _check(read[index][1], _Lines(source, read[index][0]), allowed_env)[1]
+        errors += _check(read[index][1], _Lines(source, read[index][0]), allowed)[1]
     errors.sort(key=lambda error: error.line)
     more = ManifestError(f"{source}: {len(errors) - MAX_ERRORS} more errors are not shown.")
     return errors if len(errors) <= MAX_ERRORS else [*errors[:MAX_ERRORS], more]
@@ -129,7 +130,7 @@ def parse(manifest: dict[str, Any]) -> LLMDeployment:
     Raises:
         ManifestError: the stored object is not valid for this version of the operator.
     """
-    return _validate(manifest, None, ())
+    return _validate(manifest, None, NOTHING)
 
 
 class _Lines:
@@ -289,15 +290,15 @@ def _find_ours(values: Sequence[Any], source: str) -> list[int]:
     raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}{advice}.")
 
 
-def _validate(manifest: dict[str, Any], lines: _Lines | None, allowed_env: Collection[str]) -> LLMDeployment:
-    deployment, errors = _check(manifest, lines, allowed_env)
+def _validate(manifest: dict[str, Any], lines: _Lines | None, allowed: Allowed) -> LLMDeployment:
+    deployment, errors = _check(manifest, lines, allowed)
     if deployment is None or errors:
         raise errors[0]
     return deployment
 
 
 def _check(
-    manifest: dict[str, Any], lines: _Lines | None, allowed_env: Collection[str]
+    manifest: dict[str, Any], lines: _Lines | None, allowed: Allowed
 ) -> tuple[LLMDeployment | None, list[ManifestError]]:
     """The object and all its errors; the one that a person should read first is the first.
 
@@ -315,7 +316,7 @@ def _check(
         fields = field_errors(invalid)
         hints = [unknown_field_hint(field.location) if field.is_unknown_field else "" for field in fields]
         return None, [error_at(field.location, field.sentence(hint)) for field, hint in zip(fields, hints, strict=True)]
-    newly = new_violations(deployment, allowed_env) if lines is not None else ()  # what is stored may break them
+    newly = new_violations(deployment, allowed) if lines is not None else ()  # what is stored may break them
     errors = []
     for violation in (*violations(deployment), *newly):
         if violation.message.startswith(f"{NAME} "):  # the API server has no place for a rule of the name but the root

@@ -11,10 +11,15 @@ import re
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.reasons import Reason
 
+NOT_JUDGED_YET = "a policy of the chart cannot judge yet"  # as the cause of a diagnosis: soon over
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)$")
 _QUOTA_NEEDS = re.compile(r"failed quota: ([^:]+): must specify (.+)$")
 _POD_SECURITY = re.compile(r'violates PodSecurity "([^"]+)": (.+)$')
-_POLICY = re.compile(r"ValidatingAdmissionPolicy '([^']+)' with binding '([^']+)' denied request: (.+)$")
+_POLICY = re.compile(r"ValidatingAdmissionPolicy '([^']+)'(?: with binding '([^']+)')? denied request: (.+)$")
+# What the API server says where a policy judges nothing yet: its parameters, or their kind, are not known to it.
+_NOT_JUDGED = re.compile(r"failed to configure (?:policy|binding): (.+)$")
+# The chart's own policies, `templates/admission-*.yaml`.
+OWN_POLICIES = ".policy.millstream.dev"
 _WEBHOOK = re.compile(r'admission webhook "([^"]+)" denied the request(?: without explanation|: (.+))$')
 _WEBHOOK_AWAY = re.compile(r'failed calling webhook "([^"]+)"[^:]*: (.+)$')
 _LIMIT_RANGE = re.compile(r"((?:maximum|minimum) \S+ (?:usage per|limit to request ratio per) .+)$")
@@ -42,7 +47,10 @@ def admission_refusal(message: str, what: str) -> Diagnosis | None:
     if (found := _POD_SECURITY.search(message)) is not None:
         said = f"The namespace's Pod Security level {found[1]} does not admit the {what}: {found[2]}"
     elif (found := _POLICY.search(message)) is not None:
-        said = f"The ValidatingAdmissionPolicy {found[1]} (binding {found[2]}) denies the {what}: {found[3]}"
+        if found[1].endswith(OWN_POLICIES):
+            return _own_policy(found[1], found[3], what)
+        binding = f" (binding {found[2]})" if found[2] else ""
+        said = f"The ValidatingAdmissionPolicy {found[1]}{binding} denies the {what}: {found[3]}"
     elif (found := _WEBHOOK.search(message)) is not None:
         said = f"The admission webhook {found[1]} denies the {what}: {found[2] or 'without a reason'}"
     elif (found := _LIMIT_RANGE.search(message)) is not None:
@@ -50,6 +58,24 @@ def admission_refusal(message: str, what: str) -> Diagnosis | None:
     elif "admission webhook" in message:
         said = f"The cluster does not admit the {what}: {message}"
     return Diagnosis(Reason.ADMISSION_DENIED, sentence(said)) if said else None
+
+
+def _own_policy(policy: str, said: str, what: str) -> Diagnosis:
+    """Return a refusal by the policies that bound what the operator's own user may write.
+
+    The policies speak of the LLMDeployment, its namespace and its pods, because a user reads them here.
+    """
+    if (unready := _NOT_JUDGED.match(said)) is not None:
+        detail = f"Millstream's policy {policy} does not admit the {what} yet: {unready[1]}"
+        hint = (
+            "The API server has not seen this namespace's LLMDeployment yet, which takes up to a minute after the "
+            "chart was installed; the operator tries again. If it stays, set admissionPolicy.requireLLMDeployment: "
+            "false in the chart."
+        )
+        return Diagnosis(Reason.ADMISSION_UNAVAILABLE, sentence(detail), hint, NOT_JUDGED_YET)
+    return Diagnosis(
+        Reason.ADMISSION_DENIED, sentence(f"Millstream's policy {policy} does not admit the {what}: {said}")
+    )
 
 
 def _quota(message: str, what: str) -> Diagnosis | None:

@@ -25,6 +25,7 @@ RECONCILING = "Reconciling"  # these are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
 AUTOSCALER_CONFLICT = "AutoscalerConflict"
+SELECTED_BY_OTHERS = "SelectedByOthers"
 PLAN_OUTDATED = "PlanOutdated"
 UNAUTHENTICATED = "Unauthenticated"
 API_KEYS_INVALID = "APIKeysInvalid"

@@ -92,6 +92,9 @@ class Reason(StrEnum):
     # Another's autoscaler scales what the operator scales.
     AUTOSCALER_CONFLICT = "AutoscalerConflict"
 
+    # A Service that is not ours selects the pods.
+    SELECTED_BY_OTHERS = "SelectedByOthers"
+
     # Of Unauthenticated.
     EXPOSED_WITHOUT_AUTHENTICATION = "ExposedWithoutAuthentication"
 

@@ -33,7 +33,9 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
-LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
+LIST_PAGE = 50  # objects of a page at most
+FIRST_PAGE = 10
+PAGE_BYTES = 1 << 20  # of JSON: an object with its managed fields is some 10 KB, and a hostile one may have 1.5 MB
 WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
 # Well above the number of workers: aiohttp hands a free connection to the next caller and not to the one that has
 # waited longest, so workers that use all of them would starve listings, Events and probes of pods.
@@ -98,6 +100,7 @@ class _Request:
     fence: Fence | None = None
     limit_bytes: int | None = None  # of the answer; None: the API server's own objects
     as_text: bool = False  # the answer is no JSON: it is returned as {"text": …}
+    measure: Callable[[int], None] | None = None  # called with the length of the answer
 
     def payload(self) -> bytes | FencedBody | None:
         if self.body is None:
@@ -112,6 +115,24 @@ class Page:
 
     items: list[dict[str, Any]]
     version: str
+    num_objects: int = LIST_PAGE  # of pages of about PAGE_BYTES, by the largest objects so far
+
+
+class PageSizes:
+    """How many objects the next page may have, so that it is about PAGE_BYTES and of `limit` objects at most.
+
+    A page is held as bytes, as text and as objects, and several kinds are listed at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.next = min(FIRST_PAGE, limit)
+        self.fewest = limit
+
+    def received(self, num_objects: int, num_bytes: int) -> None:
+        if num_objects:
+            self.next = max(1, min(self._limit, num_objects * PAGE_BYTES // max(1, num_bytes)))
+            self.fewest = min(self.fewest, self.next)
 
 
 class FencedBody(aiohttp.BytesPayload):
@@ -180,15 +201,20 @@ class ClusterClient:
     async def pages(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = LIST_PAGE
     ) -> AsyncIterator[Page]:
-        """Yield a listing page by page, for callers that keep little of each object."""
-        path, asked = kind.path(namespace), {**query, "limit": str(limit)}
+        """Yield a listing page by page: of `limit` objects at most, and of fewer where they are large."""
+        path, sizes = kind.path(namespace), PageSizes(limit)
+        asked = {**query, "limit": str(sizes.next)}
         while True:
-            page = await self._request("GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS)
-            yield Page(page["items"], page["metadata"]["resourceVersion"])
+            lengths: list[int] = []
+            page = await self._request(
+                "GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS, measure=lengths.append
+            )
+            sizes.received(len(page["items"]), lengths[-1])
+            yield Page(page["items"], page["metadata"]["resourceVersion"], sizes.fewest)
             token = page["metadata"].get("continue")
             if not token:
                 return
-            asked["continue"] = token
+            asked |= {"continue": token, "limit": str(sizes.next)}
 
     async def watch(
         self, kind: Kind, query: Mapping[str, str], version: str, seconds: int
@@ -311,9 +337,12 @@ class ClusterClient:
         fenced: bool = True,
         limit_bytes: int | None = None,
         as_text: bool = False,
+        measure: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        request = _Request(method, path, dict(query or {}), body, content_type, seconds, None, limit_bytes, as_text)
+        request = _Request(
+            method, path, dict(query or {}), body, content_type, seconds, None, limit_bytes, as_text, measure
+        )
         send = self._write if fenced and method != "GET" else self._send
         try:
             try:
@@ -370,6 +399,8 @@ class ClusterClient:
             if isinstance(error.__cause__, NotLeader):  # aiohttp wraps what a body raises
                 raise error.__cause__ from None
             raise ApiUnreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from error
+        if request.measure is not None:
+            request.measure(len(text))
         if request.as_text:
             return {"text": text}
         try:

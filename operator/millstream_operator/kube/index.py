@@ -7,14 +7,23 @@ the answers to our own writes, which come earlier. The higher resourceVersion wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.kube.interning import ManifestInterner
-from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, OWNER_LABELS, OWNERS, Kind
+from millstream_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    HORIZONTAL_POD_AUTOSCALER,
+    LLM_DEPLOYMENT,
+    OWNER_LABELS,
+    OWNERS,
+    Kind,
+)
+from millstream_operator.kube.large_records import LARGE_BYTES, is_thin, thinned, to_thin
 
 Manifest = dict[str, Any]
+KUBECTL_COPY = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,8 +79,14 @@ def _is_ours(reference: Manifest) -> bool:
 
 
 def _slim_metadata(manifest: Manifest) -> Manifest:
-    """Return the metadata without the managed fields, but for who paused what is paused: a status names the hand."""
+    """Return the metadata without what others keep in it: managed fields, and kubectl's copy of the whole object.
+
+    Of the managed fields it has who paused what is paused: a status names the hand.
+    """
     slim = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    annotations = slim.get("annotations")
+    if annotations and KUBECTL_COPY in annotations:
+        slim["annotations"] = {name: value for name, value in annotations.items() if name != KUBECTL_COPY}
     if (manifest.get("spec") or {}).get("paused"):
         entries = manifest["metadata"].get("managedFields") or ()
         hands = [one for one in entries if "f:paused" in ((one.get("fieldsV1") or {}).get("f:spec") or {})]
@@ -93,21 +108,25 @@ class Index:
     ) -> None:
         self._on_newer, self._on_change, self._interner = on_newer, on_change, ManifestInterner()
         self._objects: dict[tuple[str, str, str], Manifest] = {}
+        self._large_records: dict[tuple[str, str, str], int] = {}  # about their bytes, also where the data was dropped
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
     def put(self, kind: Kind, manifest: Manifest) -> bool:
         """Keep an object unless a newer state of it is known. Return whether anything relevant changed."""
         key = _key(kind, manifest)
         known = self._objects.get(key)
-        if known is not None and _version(known) >= _version(manifest):
+        if known is not None and _version(manifest) < _version(known) + (0 if _is_thinned(kind, known) else 1):
             return False
         if known is not None:
             self._unlink(kind, key, known)
         self._on_newer(kind, manifest)
+        before = self._interner.num_bytes
         slim = self._interner.copy({**manifest, "metadata": _slim_metadata(manifest)})
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
-        self._on_change(kind, slim)
+        if kind is CONTROLLER_REVISION:
+            self._thin_records(owner_key(kind, slim), key, self._interner.num_bytes - before)
+        self._on_change(kind, self._objects[key])
         return known is None or _relevant_state(kind, known) != _relevant_state(kind, slim)
 
     def remove(self, kind: Kind, manifest: Manifest) -> bool:
@@ -117,6 +136,7 @@ class Index:
         if known is None or known["metadata"]["uid"] != manifest["metadata"]["uid"]:
             return False
         self._unlink(kind, key, known)
+        self._large_records.pop(key, None)
         del self._objects[key]
         self._on_change(kind, known)
         return True
@@ -132,21 +152,42 @@ class Index:
         return (manifest for key, manifest in list(self._objects.items()) if key[0] == kind.kind)
 
     def replace(self, kind: Kind, listed: Iterable[Manifest], list_version: str) -> set[OwnerKey]:
-        """Replace all objects of a kind by a whole listing. Return the LLMDeployments that the changes concern.
+        """Replace all objects of a kind by a whole listing. Return the LLMDeployments that the changes concern."""
+        manifests = list(listed)
+        present = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in manifests}
+        return self.put_page(kind, manifests) | self.remove_absent(kind, present, list_version)
+
+    def put_page(self, kind: Kind, listed: Iterable[Manifest]) -> set[OwnerKey]:
+        """Keep the objects of a page of a listing. Return the LLMDeployments that the changes concern."""
+        changed: set[OwnerKey] = set()
+        for manifest in listed:
+            if self.put(kind, manifest):
+                changed |= affected_owners(kind, manifest)
+        return changed
+
+    def remove_absent(self, kind: Kind, present: Collection[tuple[str, str]], list_version: str) -> set[OwnerKey]:
+        """Forget what a whole listing does not have; `present`: namespaces and names. Return as `put_page`.
 
         An object that is newer than the listing stays: the watch delivered it after the listing was made.
         """
         changed: set[OwnerKey] = set()
-        present = set()
-        for manifest in listed:
-            present.add(_key(kind, manifest))
-            if self.put(kind, manifest):
-                changed |= affected_owners(kind, manifest)
         for manifest in list(self.all(kind)):
-            if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):
+            if _key(kind, manifest)[1:] not in present and _version(manifest) <= int(list_version):
                 self.remove(kind, manifest)
                 changed |= affected_owners(kind, manifest)
         return changed
+
+    def _thin_records(self, owner: OwnerKey, key: tuple[str, str, str], num_bytes: int) -> None:
+        """Note the size of a record that was put, and drop the data of those of its owner that are not kept whole."""
+        if num_bytes < LARGE_BYTES:
+            self._large_records.pop(key, None)
+            return
+        self._large_records[key] = num_bytes
+        records = self.children(owner, CONTROLLER_REVISION)
+        names = [record["metadata"]["name"] for record in records]
+        sizes = {name: self._large_records.get((*key[:2], name), 0) for name in names}
+        for record in to_thin(records, sizes):
+            self._objects[_key(CONTROLLER_REVISION, record)] = thinned(record)
 
     def _unlink(self, kind: Kind, key: tuple[str, str, str], manifest: Manifest) -> None:
         link = owner_key(kind, manifest), kind.kind
@@ -157,6 +198,11 @@ class Index:
 
 def _key(kind: Kind, manifest: Manifest) -> tuple[str, str, str]:
     return kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _is_thinned(kind: Kind, manifest: Manifest) -> bool:
+    """Whether the index dropped the data of an object: the same state, read again, brings it back."""
+    return kind is CONTROLLER_REVISION and is_thin(manifest)
 
 
 def _relevant_state(kind: Kind, manifest: Manifest) -> object:

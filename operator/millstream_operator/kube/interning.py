@@ -14,6 +14,10 @@ import sys
 from typing import Any
 
 GENERATION = 8192  # parts; some megabytes
+# Of the long texts in a generation: the table keeps them alive when nothing else does. Texts are shared without it.
+GENERATION_CHARACTERS = 2 << 20
+LONG_TEXT = 256  # characters
+ENTRY_BYTES = 16  # of a key and its marks
 
 
 class ManifestInterner:
@@ -23,6 +27,8 @@ class ManifestInterner:
         self._generation = generation
         self._young: dict[Any, Any] = {}
         self._old: dict[Any, Any] = {}
+        self._num_characters = 0  # of long texts in the young generation, each as often as it was met
+        self.num_bytes = 0  # about: of the JSON of all that was copied
 
     def copy(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Return a copy whose parts are shared. The whole and its metadata are unique, so they are not looked up."""
@@ -34,8 +40,12 @@ class ManifestInterner:
     def _part(self, value: Any) -> Any:
         kind = type(value)
         if kind is str:
+            self.num_bytes += len(value)
+            if len(value) > LONG_TEXT:
+                self._num_characters += len(value)
             return sys.intern(value)
         if kind is dict:
+            self.num_bytes += ENTRY_BYTES * len(value)
             made = {sys.intern(key): self._part(inner) for key, inner in value.items()}
             return self._one(made, (*made, *map(id, made.values())))
         if kind is list:
@@ -47,8 +57,8 @@ class ManifestInterner:
         if (known := self._young.get(key)) is not None:
             return known
         known = self._young[key] = self._old.get(key, made)
-        if len(self._young) >= self._generation:
-            self._old, self._young = self._young, {}
+        if len(self._young) >= self._generation or self._num_characters >= GENERATION_CHARACTERS:
+            self._old, self._young, self._num_characters = self._young, {}, 0
         return known
 
 

@@ -354,16 +354,26 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
             planned_model_len_tokens=planned_length(deployment.spec, shape, memory),
             reasons=(*blind.reasons, PlanReason("memory", pool)),
         )
-    missing_bytes = memory.limit_for(length) - memory.ledger.usable_bytes
-    tokens, weights = max(0, memory.kv_cache_tokens), _weights_in_words(shape)
-    message = (
-        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for {tokens} tokens of KV cache "
-        f"next to its {weights} and {memory.ledger.activations_bytes >> 20} MiB for the largest step; {length} are "
-        f"wanted: {missing_bytes / (1 << 30):.1f} GiB are missing."
-        f"{_of_draft(memory, draft)}"
-    )
+    message = f"{_short_of_memory(memory, length, shape)}{_of_draft(memory, draft)}"
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+
+
+def _short_of_memory(memory: CpuMemory, length: int, shape: ModelShape) -> str:
+    """Say what has no room in a container that does not hold a request of `length` tokens."""
+    ledger, weights = memory.ledger, _weights_in_words(shape)
+    replica = f"A CPU replica with {ledger.usable_bytes >> 20} MiB of memory"
+    missing = f"{(memory.limit_for(length) - ledger.usable_bytes) / (1 << 30):.1f} GiB are missing."
+    if ledger.usable_bytes < ledger.context_bytes:
+        return (
+            f"{replica} (limits.memory) does not hold the runtime's own process, which takes "
+            f"{ledger.context_bytes >> 20} MiB before any weight; with its {weights}, the largest step and {length} "
+            f"tokens of KV cache {missing}"
+        )
+    return (
+        f"{replica} has room for {max(0, memory.kv_cache_tokens)} tokens of KV cache next to its {weights} and "
+        f"{ledger.activations_bytes >> 20} MiB for the largest step; {length} are wanted: {missing}"
+    )
 
 
 def _weights_in_words(shape: ModelShape) -> str:

@@ -15,6 +15,7 @@ from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.children.children import Children
 from millstream_operator.children.companions import CompanionApplier, CompanionInput
 from millstream_operator.children.foreign_autoscalers import ForeignAutoscalers, replicas_were_edited
+from millstream_operator.children.foreign_services import ForeignServices
 from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.conditions import AUTOSCALER_CONFLICT, Condition, find
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -38,9 +39,10 @@ class ApplyStage:
         companions: CompanionApplier,
         surroundings: Callable[[], Surroundings],
         autoscalers: ForeignAutoscalers,
+        services: ForeignServices,
     ) -> None:
         self._children, self._volume_checks, self._companions = children, volume_checks, companions
-        self._surroundings, self._autoscalers = surroundings, autoscalers
+        self._surroundings, self._autoscalers, self._services = surroundings, autoscalers, services
 
     async def run(self, context: ReconcileContext) -> ReconcileContext:
         """Set `wanted`, and `problem` where not all of it could be applied."""
@@ -56,13 +58,16 @@ class ApplyStage:
         return replace(context, wanted=wanted, replicas_edited=_is_edited(context, wanted))
 
     async def apply_companions(self, context: ReconcileContext) -> ReconcileContext:
-        """Set `companions`: the autoscaler and the monitors of what runs, and who else scales it."""
+        """Set `companions`: the autoscaler and the monitors of what runs, and who else scales or selects it."""
         previous = context.previous.get("conditions") or ()
         given = CompanionInput(context.owner, context.key, context.running.plan, previous)
         found = await self._companions.apply_all(given)
-        if (conflict := await self._conflict(context, previous)) is not None:
-            found = replace(found, conditions=(*found.conditions, conflict))
-        return replace(context, companions=found)
+        of_others = (
+            await self._conflict(context, previous),
+            await self._services.selecting(context.owner, context.running.template),
+        )
+        conditions = (*found.conditions, *(one for one in of_others if one is not None))
+        return replace(context, companions=replace(found, conditions=conditions))
 
     async def _conflict(self, context: ReconcileContext, previous: Sequence[Manifest]) -> Condition | None:
         if context.workload is None or not (context.replicas_edited or find(previous, AUTOSCALER_CONFLICT)):

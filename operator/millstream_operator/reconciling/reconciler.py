@@ -22,6 +22,7 @@ from millstream_operator.api.stored import parse_stored
 from millstream_operator.children.children import Children, namespace_is_terminating
 from millstream_operator.children.companions import CompanionApplier, ServedKinds
 from millstream_operator.children.foreign_autoscalers import ForeignAutoscalers
+from millstream_operator.children.foreign_services import ForeignServices
 from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import RECHECK_SECONDS, PlanRefused
@@ -133,7 +134,12 @@ class Reconciler:
         tuner = DraftTuner(*jobs, surroundings, recheck_seconds)
         self._plan = PlanStage(self.pinning, inspector, preparer, tuner)
         self._apply = ApplyStage(
-            self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)
+            self._children,
+            self._volume_checks,
+            companions,
+            surroundings,
+            ForeignAutoscalers(client),
+            ForeignServices(client, clock),
         )
         measurer = PodMeasurer(reports.access, client)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), measurer, later, clock)

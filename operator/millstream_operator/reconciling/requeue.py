@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from millstream_operator.diagnosis.admission import NOT_JUDGED_YET
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.context import ReconcileContext
 
 ANSWERED_SECONDS = 1.0
+NOT_JUDGED_SECONDS = 1.0
 
 
 def requeue(context: ReconcileContext, *, probe_failed: bool, recheck_seconds: float) -> None:
@@ -16,7 +18,8 @@ def requeue(context: ReconcileContext, *, probe_failed: bool, recheck_seconds: f
         RetryLater: the model does not answer yet.
     """
     if context.problem is not None:
-        raise RequeueAfter(context.problem.message, recheck_seconds)
+        is_soon_over = context.problem.cause == NOT_JUDGED_YET
+        raise RequeueAfter(context.problem.message, NOT_JUDGED_SECONDS if is_soon_over else recheck_seconds)
     if context.answer is not None and context.answer.failure is not None:
         raise RetryLater(context.answer.failure.message)
     if probe_failed:

@@ -2,17 +2,19 @@
 
     records, ConfigMaps and pods that exist, what shall run -> what to delete
 
-A record is deleted when the history is full, and its boot ConfigMap with it. Neither is deleted while a pod runs the
-revision: the kubelet could not start the pod's successor, and the rollout could not go back.
+A record is deleted when the history is full, by number or by bytes, and its boot ConfigMap with it. Neither is deleted
+while a pod runs the revision: the kubelet could not start the pod's successor, and the rollout could not go back.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from millstream_operator.diagnosis.pod_facts import claims, digest_of_pod
 from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
+from millstream_operator.kube.large_records import is_thin
 from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
 from millstream_operator.rendering.names import INSPECTOR, LEADER, REVISION_LABEL, role_of
 from millstream_operator.rendering.revision import Revision, read_revision
@@ -21,7 +23,8 @@ from millstream_operator.workloads.workload import WorkloadState
 
 Manifest = dict[str, Any]
 PRUNED_ROLES = frozenset({LEADER, INSPECTOR})  # objects of any other role are deleted by whoever made them
-HISTORY_LIMIT = 4  # records kept at least, the current one included
+HISTORY_LIMIT = 4  # records kept, the current one included
+HISTORY_BYTES = 256 << 10  # of the records together; of large ones fewer are kept
 
 
 def digests_in_use(state: WorkloadState | None, pods: Iterable[Manifest]) -> set[str]:
@@ -39,11 +42,29 @@ def also_running(records: Iterable[Manifest], in_use: Collection[str], wanted: R
 def prunable_records(
     records: Iterable[Manifest], keep: Collection[str], in_use: Collection[str] = ()
 ) -> list[Manifest]:
-    """Records beyond the history limit, oldest last; never one of the names in `keep`, nor what pods run."""
+    """Records beyond the history's limits, oldest last; never one of the names in `keep`, nor what pods run."""
     newest = newest_first(records)
     others = [record for record in newest if record["metadata"]["name"] not in keep]
     run = _records_that_run(newest, in_use)
-    return [one for one in others[max(0, HISTORY_LIMIT - len(keep)) :] if one["metadata"]["name"] not in run]
+    num_kept = max(0, min(HISTORY_LIMIT - len(keep), _num_within_bytes(newest, keep, others)))
+    return [one for one in others[num_kept:] if one["metadata"]["name"] not in run]
+
+
+def _num_within_bytes(newest: Sequence[Manifest], keep: Collection[str], others: Sequence[Manifest]) -> int:
+    """How many of `others`, the newest first, are within HISTORY_BYTES together with those of `keep`."""
+    left = HISTORY_BYTES - sum(_num_bytes(record) for record in newest if record["metadata"]["name"] in keep)
+    for place, record in enumerate(others[:HISTORY_LIMIT]):
+        left -= _num_bytes(record)
+        if left < 0:
+            return place
+    return len(others)
+
+
+def _num_bytes(record: Manifest) -> int:
+    """Length of the record's data as JSON. What the index holds without data was too large to be held."""
+    if is_thin(record):
+        return HISTORY_BYTES
+    return len(json.dumps(record["data"], ensure_ascii=False).encode())
 
 
 def _records_that_run(newest_first: Iterable[Manifest], in_use: Collection[str]) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.stored import UnknownField
+from millstream_operator.api.validation.size_rules import too_large
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
@@ -93,8 +94,10 @@ def plan_or_refuse(owner: LLMDeployment, plan_defaults: PlanDefaults, facts: Fac
     """Return a plan that can be run.
 
     Raises:
-        PlanRefused: there is none.
+        PlanRefused: there is none, or the spec is too large to be kept with its revisions.
     """
+    if (problem := too_large(owner.spec)) is not None:
+        raise PlanRefused(Diagnosis(Reason.INVALID_SPEC, problem), None)
     planned = decide(owner, plan_defaults, facts)
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(owner, planned), planned.status_plan())

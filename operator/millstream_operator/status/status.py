@@ -145,7 +145,7 @@ def status_of_invalid(
 
 def _not_observed(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
     """The conditions of the companions, which stay where a turn ends before it observes them."""
-    kept = (conditions.AUTOSCALED, conditions.MONITORED, conditions.AUTOSCALER_CONFLICT)
+    kept = (conditions.AUTOSCALED, conditions.MONITORED, conditions.AUTOSCALER_CONFLICT, conditions.SELECTED_BY_OTHERS)
     return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in kept]
 
 

@@ -18,6 +18,7 @@ from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
+from millstream_runtime.engine.prefill_rate import PrefillRate
 from millstream_runtime.engine.request import EngineStats
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
@@ -149,6 +150,7 @@ def engine_stats(
     blocks: BlockManager,
     drafting: Drafting | None,
     pace: Pace | None,
+    prefill_rate: PrefillRate,
     *,
     steps_total: int,
     last_step_tokens: int,
@@ -169,4 +171,7 @@ def engine_stats(
         speculation=None if drafting is None else drafting.stats(),
         ended_by_preemptions=dict(scheduler.ended_by_preemptions),
         prompt_pace=None if pace is None else pace.chosen,
+        queued_tokens=scheduler.queued_tokens,
+        running_tokens=scheduler.running_tokens,
+        prefill_tokens_per_second=prefill_rate.tokens_per_second,
     )

@@ -26,6 +26,7 @@ from millstream_runtime.engine.execution.rank_group import RankGroup, start_rank
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
+from millstream_runtime.engine.prefill_rate import PrefillRate
 from millstream_runtime.engine.request import EngineStats, FinishReason, Request, RequestError, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
@@ -37,7 +38,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.scheduling.step_plan import Chunk, StepPlan, tokens_alone
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import crowd_of
-from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes
+from millstream_runtime.engine.step_times import StepTimer, TimedStep, prompts_of, seconds_of_decodes
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log
@@ -122,6 +123,7 @@ class Engine:
         self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
         self.set_target_itl(None)
+        self._prefill_rate = PrefillRate()
         self._crowd = crowd_of(config.max_num_seqs)
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = self._drafting_seconds = 0.0  # by the step clock
@@ -297,16 +299,20 @@ class Engine:
             raise
         if span is not None:
             span.end()
-        self._count_as_computed(chunks)
+        prompt_tokens = self._count_as_computed(chunks)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._ending.is_at_length(sequence, len(sequence.token_ids))
-        return StepInFlight(launched, chunks, shape, began, span)
+        return StepInFlight(launched, chunks, prompt_tokens, shape, began, span)
 
-    def _count_as_computed(self, chunks: list[Chunk]) -> None:
+    def _count_as_computed(self, chunks: list[Chunk]) -> int:
+        """Return how many tokens of users' prompts the step computes."""
         self._scheduler.advance(chunks)
         self._steps_total += 1
         self._last_step_tokens = sum(n for one, n in chunks if not one.request.is_heartbeat)
+        if self._last_step_tokens == len(chunks):  # most steps: a token for each decode
+            return 0
+        return sum(n for one, n in chunks if n > 1 and not one.draft_ids and not one.request.is_heartbeat)
 
     def _read(self) -> list[TokenOutput]:
         """Wait for the step in flight, and learn what it took."""
@@ -317,12 +323,15 @@ class Engine:
             sampled = step.launched.read()
         now = self.step_clock()
         decodes = None if self._drafting is None else self._drafting.decodes_of(step.chunks)
-        if step.shape is not None and self._pace is not None:
+        if step.prompt_tokens or step.shape is not None:
             if step.span is not None:
                 seconds = step.span.seconds()
             else:  # the device began with it when it was launched, or when it was done with the step before
                 seconds = now - max(step.began_at_seconds, self._read_at_seconds)
-            self._pace.observe(replace(step.shape, seconds=seconds))
+            if step.prompt_tokens:
+                self._prefill_rate.observe(step.prompt_tokens, seconds)
+            if step.shape is not None and self._pace is not None:
+                self._pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
         outputs = self._accepting.accept(step, sampled)
         if self._drafting is not None:
@@ -338,6 +347,7 @@ class Engine:
             self._blocks,
             self._drafting,
             self._pace,
+            self._prefill_rate,
             steps_total=self._steps_total,
             last_step_tokens=self._last_step_tokens,
         )
@@ -364,6 +374,8 @@ class Engine:
     def _time_steps(self) -> None:
         on_cpu, vocab_size = self._policy.is_synchronous, self.model_config.vocab_size
         self.step_times = StepTimer(self, self._max_requests, vocab_size, on_cpu=on_cpu).run(self._max_step_tokens)
+        for step in prompts_of(self.step_times):
+            self._prefill_rate.observe(step.new_tokens, step.step_microseconds / 1e6)
 
     def _max_requests(self, num_tokens: int) -> int:
         """How many requests of `num_tokens`, prompt included, run at once; 0 if longer than the engine allows."""
@@ -372,12 +384,13 @@ class Engine:
         return min(self._max_num_seqs, self._blocks.num_blocks // self._blocks.most_held_blocks(num_tokens))
 
     def check_integrity(self) -> None:
-        """Check that every KV block is free or held by running requests, and that no request is lost.
+        """Check that every KV block is free or held by running requests, that no request is lost, and the counts.
 
         Raises:
-            RuntimeError: names what leaked.
+            RuntimeError: names what leaked, or was counted wrong.
         """
         self._blocks.check_integrity(self._scheduler.running)
+        self._scheduler.check_counts()
         running = sum(not one.has_ended for one in self._scheduler.running)
         unscheduled = len(self._sequences) - running - self._scheduler.num_waiting
         if unscheduled:

@@ -88,6 +88,7 @@ class Request:
     priority: int = 0  # lower is served earlier among the requests of one client: see `scheduling.waiting_order`
     cache_salt: str = ""  # the prefix cache is shared among requests of equal salt only
     client: str = ""  # whose request it is, among whom the engine shares itself out: see `scheduling.fair_queue`
+    client_ranks_above: bool = False  # whether this client's turn comes before that of clients without a rank
 
 
 # No object of it can be part of a cycle, so the garbage collector need not look at it. With a long prompt or answer
@@ -188,6 +189,9 @@ class EngineStats:
     speculation: SpeculationStats | None = None  # None: it is off
     ended_by_preemptions: dict[int, int] = field(default_factory=dict)  # requests, by how often each was preempted
     prompt_pace: PromptPace | None = None  # None: time bounds no prompts, or none has shared a step yet
+    queued_tokens: int = 0  # of prompts, that are to be computed before the first token of each
+    running_tokens: int = 0  # in the KV cache, of the requests in the batch
+    prefill_tokens_per_second: float = 0.0  # in steps with prompts, see `prefill_rate`; 0 before the first
 
     @property
     def kv_cache_usage(self) -> float:

@@ -50,6 +50,11 @@ def seconds_of_decodes(steps: Iterable[TimedStep]) -> dict[int, float]:
     return {one.sequences: one.step_microseconds / 1e6 for one in steps if one.sequences == one.new_tokens}
 
 
+def prompts_of(steps: Iterable[TimedStep]) -> tuple[TimedStep, ...]:
+    """Return those that compute a prompt of several tokens."""
+    return tuple(one for one in steps if one.new_tokens > one.sequences)
+
+
 class TimedEngine(Protocol):
     """What is timed."""
 

@@ -131,6 +131,7 @@ class EngineLoop:
         self._stopping = False
         self._heartbeat_interval_seconds = 0.0
         self._last_step_at_seconds = 0.0
+        self._taken_requests = self._taken_tokens = 0
         self._heartbeats = 0
         self._heartbeat_id: str | None = None
         self._heartbeat_began_at_seconds = 0.0
@@ -192,6 +193,8 @@ class EngineLoop:
     def _apply(self, engine: EngineLike, command: Command) -> None:
         match command:
             case Submit(request):
+                self._taken_requests += 1
+                self._taken_tokens += len(request.prompt_token_ids)
                 try:
                     engine.add_request(request)
                 except ValueError as error:
@@ -209,7 +212,7 @@ class EngineLoop:
 
     def _step(self, engine: EngineLike) -> None:
         if not engine.has_work():  # the commands were aborts or settings
-            self._send(StepDone((), engine.stats(), self._last_step_at_seconds))
+            self._send_step(engine, (), self._last_step_at_seconds)
             return
         outputs = engine.step()
         now = self._last_step_at_seconds = time.monotonic()
@@ -220,7 +223,17 @@ class EngineLoop:
                 heartbeat_seconds = now - self._heartbeat_began_at_seconds
                 self._heartbeat_id = None
             outputs = user_outputs
-        self._send(StepDone(tuple(outputs), engine.stats(), now, heartbeat_seconds))
+        self._send_step(engine, outputs, now, heartbeat_seconds)
+
+    def _send_step(
+        self,
+        engine: EngineLike,
+        outputs: Sequence[TokenOutput],
+        at_seconds: float,
+        heartbeat_seconds: float | None = None,
+    ) -> None:
+        taken = self._taken_requests, self._taken_tokens
+        self._send(StepDone(tuple(outputs), engine.stats(), at_seconds, heartbeat_seconds, *taken))
 
     def _seconds_to_heartbeat(self) -> float | None:
         if self._heartbeat_interval_seconds <= 0:

@@ -118,6 +118,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
     at_seconds: float
     heartbeat_seconds: float | None = None  # duration of the heartbeat that ended with this step
+    taken_requests: int = 0  # how many `Submit`s the engine has taken, and how many tokens their prompts had:
+    taken_tokens: int = 0  # what `stats` knows nothing of is what was sent beyond them
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, tag=True):

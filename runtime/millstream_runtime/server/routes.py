@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
-from millstream_runtime.server.http.api_errors import beyond_probe, install_error_handlers
+from millstream_runtime.server.http.api_errors import beyond_probe, install_error_handlers, require_known_parameters
 from millstream_runtime.server.http.body_memory import release_body
 from millstream_runtime.server.http.body_routes import BodyRoutes
 from millstream_runtime.server.http.cross_origin import CrossOrigin
@@ -97,6 +98,15 @@ def _add_probes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Prometheus text format."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
+
+    @app.head("/load", include_in_schema=False)
+    @app.get("/load", tags=["probes"])
+    async def load(
+        request: Request, since: Annotated[str | None, Query(description="`cursor` of an earlier answer")] = None
+    ) -> Response:
+        """How busy this replica is, and the tokens of the requests that it answered after the cursor `since`."""
+        require_known_parameters(request.query_params, ("since",))
+        return Response(service.load.body(since), media_type="application/json")
 
     @app.head("/version", include_in_schema=False)
     @app.get("/version", tags=["probes"])
@@ -201,7 +211,8 @@ async def _answer(
         if service.traces is not None:
             stack.callback(_trace, service.traces, request, generation)
         stack.callback(generation.close)
-        generation.submit(streams=body.stream, on_choice_ended=reservation.release_one)
+        on_ended = partial(service.answered.add, service.engine.boot_id, _request_id(request))
+        generation.submit(streams=body.stream, on_choice_ended=reservation.release_one, on_ended=on_ended)
         if body.stream:
             events = sse_events(generation, response_format, body.streamed_usage, _request_id(request))
             return _SseResponse(generation, events, stack.pop_all())

@@ -34,7 +34,9 @@ from millstream_runtime.server.openai.sampling import (
     sampling_params,
 )
 from millstream_runtime.server.operations.admission import MOST_SHARED_CAPACITY, Admission
+from millstream_runtime.server.operations.answered_requests import AnsweredRequests
 from millstream_runtime.server.operations.cache_info import cache_config_labels
+from millstream_runtime.server.operations.load_report import LoadReport
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from millstream_runtime.server.operations.server_gauges import ServerGauges
 from millstream_runtime.server.operations.traces import RequestTraces
@@ -76,6 +78,9 @@ class Service:
         )
         self.engine.on_ready = self._enter_ready
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine, cache_config_labels(config))
+        self.answered = AnsweredRequests()
+        self.engine.on_start = self.answered.begin_boot
+        self.load = LoadReport(ledger, self.engine, self.metrics, self.answered)
         self.api_keys = keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         capacity = config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs)
         self.admission = Admission(capacity)
@@ -207,6 +212,7 @@ class Service:
             # Holders of different keys never share a prefix; users of one key can be separated by a salt.
             cache_salt=f"{tenant}\n{request.cache_salt or ''}",
             client=tenant,
+            client_ranks_above=self.api_keys is not None and self.api_keys.ranks_above(tenant),
         )
         return Generation(self.engine, self.prompts.tokenizer, self.metrics, plan, arrived_at_seconds)
 

@@ -71,7 +71,10 @@ def test_named_namespaces_are_all_that_the_operator_gets() -> None:
 def test_the_inventory_is_looked_at_and_nothing_more() -> None:
     documents = render()
     (role,) = (found for found in of_kind(documents, "ClusterRole") if found["metadata"]["name"].endswith("-inventory"))
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    looks: list[Document] = [
+        {"apiGroups": [""], "resources": [of], "verbs": ["list", "watch"]} for of in ("nodes", "pods")
+    ]
+    assert role["rules"] == looks[:1], "pods in every namespace are in the operator's other role"
     bound = {binding["roleRef"]["name"] for binding in of_kind(documents, "ClusterRoleBinding")}
     assert role["metadata"]["name"] in bound
     for values in (["inventory.mode=Disabled"], ['operator.watchNamespaces=["a"]']):
@@ -79,6 +82,8 @@ def test_the_inventory_is_looked_at_and_nothing_more() -> None:
         assert "-inventory" not in yaml.safe_dump_all(without)
         assert environment(without)["MILLSTREAM_INVENTORY"] == "Disabled"
     insisted = render('operator.watchNamespaces=["a"]', "inventory.mode=Enabled")
+    (all_pods,) = (one for one in of_kind(insisted, "ClusterRole") if one["metadata"]["name"].endswith("-inventory"))
+    assert all_pods["rules"] == looks
     (binding,) = of_kind(insisted, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
@@ -109,7 +114,7 @@ def test_the_lease_of_another_release_may_be_read_by_its_name_and_nothing_more()
 
 
 def test_what_was_measured_is_one_config_map_of_the_operators_own_namespace() -> None:
-    documents = render(release="one")
+    documents = render('operator.watchNamespaces=["a"]', release="one")
     name = operator_of(documents)["metadata"]["name"]
     (role,) = [one for one in of_kind(documents, "Role") if one["metadata"]["name"] == f"{name}-calibration"]
     assert role["metadata"]["namespace"] == "system"
@@ -118,6 +123,10 @@ def test_what_was_measured_is_one_config_map_of_the_operators_own_namespace() ->
     assert {resource for rule in role["rules"] for resource in rule["resources"]} == {"configmaps"}
     (binding,) = [b for b in of_kind(documents, "RoleBinding") if b["metadata"]["name"] == f"{name}-calibration"]
     assert [(s["name"], s["namespace"]) for s in binding["subjects"]] == [(name, "system")]
+    everywhere = render("inventory.mode=Disabled")
+    (rule,) = (one for one in operators_role(everywhere)["rules"] if "configmaps" in one["resources"])
+    assert {"get", "create", "patch"} <= {*rule["verbs"]}
+    assert "-calibration" not in yaml.safe_dump_all(of_kind(everywhere, "Role")), "the same rights twice"
 
 
 def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:

@@ -40,6 +40,10 @@ def test_cpu_quota_rounds_up_and_never_below_one(tmp_path: Path) -> None:
 
 def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
     budget = pool_size.MemoryBudget(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
+    return size_with(budget, **overrides)
+
+
+def size_with(budget: pool_size.MemoryBudget, **overrides: object) -> pool_size.PoolSize:
     arguments = {
         "asked_bytes": None,
         "block_bytes": 1 << 10,
@@ -70,6 +74,17 @@ def test_less_room_than_planned_ends_the_boot_with_both_lengths() -> None:
     assert "spec.engine.maxModelLen" in caught.value.message
     whole = size(100 << 10, **(planned | {"planned_model_len": 2000}))
     assert whole == pool_size.PoolSize(100, 1000), "no more than the model allows"
+
+
+def test_a_limit_below_the_process_ends_the_boot_with_what_was_planned_and_offers_no_shorter_request() -> None:
+    budget = pool_size.cpu_budget(GIB // 4, GIB // 2, is_container=True)
+    for planned, words in ((160, " of the 160 tokens that were planned;"), (None, "room for a KV cache;")):
+        with pytest.raises(RuntimeFailure, match=r"take 0\.50 GiB, and only 0\.25 GiB are usable") as caught:
+            size_with(budget, max_model_len_is_explicit=False, planned_model_len=planned)
+        assert caught.value.reason is FailureReason.OUT_OF_MEMORY
+        assert words in caught.value.message
+        assert "limits.memory" in caught.value.message
+        assert "max-model-len" not in caught.value.message
 
 
 def test_a_node_that_lost_half_its_memory_is_counted_as_it_is_now(tmp_path: Path) -> None:

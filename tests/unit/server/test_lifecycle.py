@@ -238,12 +238,12 @@ def test_metrics_count_what_users_did(tiny_model: Path) -> None:
 def test_probes_are_not_counted_as_requests(tiny_model: Path) -> None:
     with serving(tiny_model) as server:
         server.wait_ready()
-        for path in ("/health", "/ready", "/metrics", "/version", "/v1/models"):
+        for path in ("/health", "/ready", "/metrics", "/load", "/version", "/v1/models"):
             assert server.get(path).status_code == 200
         counted = [line for line in server.get("/metrics").text.splitlines() if line.startswith("http_request")]
         assert any('handler="/v1/models"' in line for line in counted)
-        assert not any(f'handler="{probe}"' in line for line in counted for probe in ("/health", "/ready", "/metrics"))
-        assert not any('handler="/version"' in line for line in counted)
+        probes = ("/health", "/ready", "/metrics", "/load", "/version")
+        assert not any(f'handler="{probe}"' in line for line in counted for probe in probes)
 
 
 def test_boards_of_vllm_find_their_names_and_labels(tiny_model: Path) -> None:

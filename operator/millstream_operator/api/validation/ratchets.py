@@ -8,7 +8,7 @@ asked of files alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import CacheAccessMode
@@ -16,25 +16,25 @@ from millstream_operator.api.pod_template import ResourceRequirements
 from millstream_operator.api.quantity import amount
 from millstream_operator.api.rules import Violation, values_at
 from millstream_operator.api.spec import LLMDeploymentSpec, ServiceType
+from millstream_operator.api.validation.allowed import NOTHING, Allowed
+from millstream_operator.api.validation.author_rules import author_ratchets
 from millstream_operator.api.validation.environment_rules import environment_ratchets
 from millstream_operator.api.validation.ratchet import Ratchet
+from millstream_operator.api.validation.size_rules import SIZE_RATCHETS
 
 
-def new_violations(deployment: LLMDeployment, allowed_env: Collection[str] = ()) -> Iterator[Violation]:
-    """The ratchets that `deployment` breaks as a new object.
-
-    `allowed_env`: names of variables that the cluster accepts besides, as the chart's runtime.allowedEnv says.
-    """
-    for ratchet in ratchets(allowed_env):
+def new_violations(deployment: LLMDeployment, allowed: Allowed = NOTHING) -> Iterator[Violation]:
+    """The ratchets that `deployment` breaks as a new object. `allowed`: what the cluster accepts besides."""
+    for ratchet in ratchets(allowed):
         for path, value in values_at(deployment, ratchet.path):
             if not ratchet.holds(value):
                 message = ratchet.message if ratchet.message_of is None else ratchet.message_of(value)
                 yield Violation(path, message, ratchet.shown(value) if ratchet.shown is not None else None)
 
 
-def ratchets(allowed_env: Collection[str] = ()) -> tuple[Ratchet, ...]:
-    """Return all of them; `allowed_env` as for `new_violations`."""
-    return (*_OF_EVERY_CLUSTER, *environment_ratchets(allowed_env))
+def ratchets(allowed: Allowed = NOTHING) -> tuple[Ratchet, ...]:
+    """Return all of them; `allowed` as for `new_violations`."""
+    return (*_OF_EVERY_CLUSTER, *SIZE_RATCHETS, *author_ratchets(allowed), *environment_ratchets(allowed.env))
 
 
 def is_exposed(spec: LLMDeploymentSpec) -> bool:

@@ -48,6 +48,7 @@ class StepInFlight:
 
     launched: Launched
     chunks: list[Chunk]
+    prompt_tokens: int  # of users' prompts, that it computes
     shape: StepTime | None  # without its seconds; None without a pace that learns from them
     began_at_seconds: float
     span: StepSpan | None = None  # its time on the device; None: the host's clock says it

@@ -179,12 +179,23 @@ def size_pool(
             "(podTemplate.spec.containers[runtime].resources.limits.memory), or name a length that is enough "
             "(--max-model-len, spec.engine.maxModelLen).",
         )
+    if asked_bytes is None and budget.used_bytes >= budget.limit_bytes:
+        raise RuntimeFailure(
+            FailureReason.OUT_OF_MEMORY,
+            f"Weights and process take {gibibytes(budget.used_bytes)}, and only {gibibytes(budget.limit_bytes)} are "
+            f"usable, so there is no room for a KV cache{_of_planned(planned_model_len)}; give more memory "
+            "(podTemplate.spec.containers[runtime].resources.limits.memory; on a GPU a larger one).",
+        )
     raise RuntimeFailure(
         FailureReason.OUT_OF_MEMORY,
         f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
         f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len (engine.maxModelLen), or give more "
         "memory (podTemplate.spec.containers[runtime].resources.limits.memory; on a GPU a larger one).",
     )
+
+
+def _of_planned(planned_model_len: int | None) -> str:
+    return "" if planned_model_len is None else f" of the {planned_model_len} tokens that were planned"
 
 
 def _blocks_for(num_tokens: int, block_size_tokens: int) -> int:

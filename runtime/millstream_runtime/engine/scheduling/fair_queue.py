@@ -12,8 +12,11 @@ counter of Sheng et al. 2024 (arXiv 2401.00588).
     b         b1                     640         b1, then a3
     c         -                      700         nothing waits: it takes no turn
 
+- **Rank.** Whoever keeps the keys may let some rank above the others. Such a client counts as served RANK_TOKENS less,
+  so that its turn comes before that of any other without a rank, and its rows are the last to be taken; among clients
+  of one rank the counts decide. While it asks for more than the server can do, the others wait.
 - **No credit.** A client of whom nothing waits claims nothing. When it begins to wait, its count rises to the lowest
-  of the clients that wait. While no request waits, none is delayed, and all counts are 0.
+  of the clients of its rank that wait. While no request waits, none is delayed, and all counts are 0.
 - **No discount.** What a client cancels stays counted as far as it was computed. What the prefix cache held, drafts
   that stood, and what is computed again after a preemption cost no turn, and do not count.
 - **Answers under way.** A client whose answers hold all rows could keep others waiting for as long as these answers
@@ -35,6 +38,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 QUANTUM_TOKENS = 256
 SERVED_PER_RECOMPUTED = 100
 BURST_TOKENS = 512
+RANK_TOKENS = 1 << 60  # more than a client is ever served
 MOST_IDLE_COUNTS = 4096  # more keys than a server accepts: beyond them, counts that change nothing are dropped
 
 
@@ -82,6 +86,7 @@ class FairQueue:
         self._waiting: dict[str, list[Sequence]] = {}  # of each client of whom something waits, in order
         self._served: dict[str, int] = {}  # tokens; a client without an entry has 0
         self._num_waiting = 0
+        self._above: set[str] = set()  # clients that rank above the others, of those of whom something waited
         self._recomputable = float(BURST_TOKENS)
 
     def __len__(self) -> int:
@@ -95,6 +100,7 @@ class FairQueue:
     def add(self, sequence: Sequence) -> None:
         """Add a sequence to those of its client, in their order."""
         client = sequence.request.client
+        self._note_rank(client, ranks_above=sequence.request.client_ranks_above)
         if client not in self._waiting:
             self._begin_to_wait(client)
         bisect.insort(self._waiting[client], sequence, key=order_of)
@@ -110,8 +116,8 @@ class FairQueue:
             del self._waiting[client]
 
     def served_tokens(self, client: str) -> int:
-        """What the client was served, in this time in which somebody waits."""
-        return self._served.get(client, 0)
+        """What the client was served, in this time in which somebody waits; RANK_TOKENS less for one of rank."""
+        return self._served.get(client, 0) - (RANK_TOKENS if client in self._above else 0)
 
     def turns(self, pending: Mapping[str, int]) -> Turns:
         """In which order the waiting are admitted. `pending`: by client, uncomputed tokens of its admitted prompts."""
@@ -142,13 +148,33 @@ class FairQueue:
         if not self._waiting:
             self._served.clear()
         else:
-            least = min(self.served_tokens(other) for other in self._waiting)
             if len(self._served) > MOST_IDLE_COUNTS:
-                self._served = {
-                    other: tokens for other, tokens in self._served.items() if tokens > least or other in self._waiting
-                }
-            self._served[client] = max(self.served_tokens(client), least)
+                self._drop_idle_counts()
+            self._served[client] = max(self._served.get(client, 0), self._least_served(client in self._above))
         self._waiting[client] = []
+
+    def _least_served(self, above: bool) -> int:
+        """The lowest count of the clients of a rank that wait; 0 where none does."""
+        counts = (self._served.get(other, 0) for other in self._waiting if (other in self._above) is above)
+        return min(counts, default=0)
+
+    def _drop_idle_counts(self) -> None:
+        least = {above: self._least_served(above) for above in (False, True)}
+        self._served = {
+            other: tokens
+            for other, tokens in self._served.items()
+            if tokens > least[other in self._above] or other in self._waiting
+        }
+        self._above.intersection_update(self._served.keys() | self._waiting.keys())
+
+    def _note_rank(self, client: str, *, ranks_above: bool) -> None:
+        """Take a client's rank from its newest request: the file of keys may have changed."""
+        if ranks_above:
+            if len(self._above) > MOST_IDLE_COUNTS:  # keys of files of long ago
+                self._above.clear()
+            self._above.add(client)
+        else:
+            self._above.discard(client)
 
 
 def order_of(sequence: Sequence) -> tuple[int, int]:

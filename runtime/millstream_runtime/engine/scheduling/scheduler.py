@@ -44,6 +44,9 @@ class Scheduler:
         self.recomputed_tokens_total = 0
         self.queried_tokens_total = 0  # prompt tokens that were looked up in the prefix cache
         self.hit_tokens_total = 0
+        # Kept by addition, since they are read after every step.
+        self.queued_tokens = 0  # to be computed before the next token of each, as `Sequence.num_queued_tokens` says
+        self.running_tokens = 0  # computed, of the running
 
     @property
     def num_waiting(self) -> int:
@@ -60,12 +63,14 @@ class Scheduler:
         cached_tokens = len(self._blocks.match_prefix(sequence)) * self._blocks.block_size_tokens
         uncached_tokens = len(sequence.token_ids) - cached_tokens
         sequence.order = queue_order(sequence.arrival, sequence.request.priority, uncached_tokens)
+        self._count_queued(sequence, uncached_tokens)
         self._waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, running or waiting, and take its blocks back at once."""
         if not sequence.request.is_heartbeat:
             self.ended_by_preemptions[sequence.num_preemptions] += 1
+        self._count_queued(sequence, 0)
         if sequence.row is None:
             self._waiting.remove(sequence)
         else:
@@ -121,7 +126,11 @@ class Scheduler:
     def advance(self, chunks: Iterable[Chunk]) -> None:
         """Count the chunks' known tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
-            sequence.num_computed_tokens += num_tokens - len(sequence.draft_ids)
+            num_known = num_tokens - len(sequence.draft_ids)
+            sequence.num_computed_tokens += num_known
+            self.running_tokens += num_known
+            if sequence.num_queued_tokens:
+                self._count_queued(sequence, sequence.num_prefill_tokens)
             self._waiting.count(sequence)
             if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
                 self._blocks.free_outside_window(sequence)
@@ -137,6 +146,7 @@ class Scheduler:
     def count_accepted(self, sequence: Sequence) -> None:
         """Count the first known token that is not computed as computed: it was a draft of the step that is read."""
         sequence.num_computed_tokens += 1
+        self.running_tokens += 1
         sequence.num_counted_tokens = max(sequence.num_counted_tokens, sequence.num_computed_tokens)
         self._blocks.publish(sequence, sequence.num_computed_tokens)
         if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
@@ -162,8 +172,32 @@ class Scheduler:
         It computes them again in new blocks, since other sequences may share the old ones.
         """
         self._blocks.free(sequence)
+        self.running_tokens -= sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
         sequence.block_hashes.clear()
+        self._count_queued(sequence, sequence.num_prefill_tokens)
+
+    def check_counts(self) -> None:
+        """Check `queued_tokens` and `running_tokens` against the sequences.
+
+        Raises:
+            RuntimeError: names the one that is wrong.
+        """
+        computed = sum(one.num_computed_tokens for one in self.running)
+        if self.running_tokens != computed:
+            raise RuntimeError(f"{self.running_tokens} tokens count as running, but the running have {computed}.")
+        queued = sum(one.num_queued_tokens for one in [*self.running, *self._waiting])
+        prefills = sum(one.num_prefill_tokens for one in self.running)
+        counted = sum(one.num_queued_tokens for one in self.running)
+        if self.queued_tokens != queued or counted != prefills:
+            raise RuntimeError(
+                f"{self.queued_tokens} tokens count as queued, but all sequences have {queued}; of the running "
+                f"{counted}, but they have {prefills} to compute."
+            )
+
+    def _count_queued(self, sequence: Sequence, num_tokens: int) -> None:
+        self.queued_tokens += num_tokens - sequence.num_queued_tokens
+        sequence.num_queued_tokens = num_tokens
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Move a sequence from waiting to running, with the cached blocks that were found for it."""
@@ -171,6 +205,8 @@ class Scheduler:
         sequence.row = self._free_rows.allocate(self._blocks.row_of_hits(hits))
         bisect.insort(self.running, sequence, key=order_of)
         self._blocks.attach_cached(sequence, hits)
+        self.running_tokens += sequence.num_computed_tokens
+        self._count_queued(sequence, sequence.num_prefill_tokens)
 
     def _allocate_admitted(self, sequence: Sequence, num_tokens: int) -> int:
         """Allocate blocks for all known tokens of an admitted sequence; return how many planned tokens are left.
@@ -178,9 +214,12 @@ class Scheduler:
         Sequences admitted in the same step may have published what it needs (the choices of one prompt): those blocks
         are shared too.
         """
+        self.running_tokens -= sequence.num_computed_tokens
         self._blocks.attach_cached(sequence, self._blocks.match_prefix(sequence, start_block=len(sequence.block_table)))
         self._blocks.allocate(sequence, len(sequence.token_ids))
         hit_tokens = sequence.num_computed_tokens
+        self.running_tokens += hit_tokens
+        self._count_queued(sequence, sequence.num_prefill_tokens)
         sequence.num_counted_tokens = max(sequence.num_counted_tokens, hit_tokens)
         self.recomputed_tokens_total += max(0, sequence.num_lost_tokens - hit_tokens)
         if not sequence.num_lost_tokens and sequence.uses_prefix_cache:
@@ -194,6 +233,7 @@ class Scheduler:
         self._release(sequence)
         sequence.num_lost_tokens = sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
+        self._count_queued(sequence, sequence.num_prefill_tokens)
         sequence.num_preemptions += 1
         self.num_preemptions_total += 1
         self._waiting.add(sequence)
@@ -202,6 +242,7 @@ class Scheduler:
         if sequence.row is None:
             raise ValueError(f"request {sequence.request.request_id} is not running")
         self._blocks.free(sequence)
+        self.running_tokens -= sequence.num_computed_tokens
         del self.running[bisect.bisect_left(self.running, order_of(sequence), key=order_of)]
         self._free_rows.release(sequence.row, is_cached=self._blocks.region_is_cached(sequence.row))
         sequence.row = None

@@ -66,6 +66,7 @@ class Sequence:
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_lost_tokens: int = 0  # computed before the last preemption
     num_counted_tokens: int = 0  # first tokens that count as served, or need not be: see `fair_queue`
+    num_queued_tokens: int = 0  # that the scheduler counts as to be computed before its next token
     num_preemptions: int = 0
     num_releases: int = 0  # how often all its blocks were given up: by preemptions, and where keys became stale
     scheduled_at_seconds: float | None = None  # first admission, by the engine's clock
@@ -121,6 +122,12 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose keys and values are not in the cache yet. At least one while it runs."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens to compute before it is a decode, with one uncomputed token; its prompt, if it is new."""
+        num_known = len(self.token_ids)
+        return max(0, num_known - (num_known > self.num_prompt_tokens) - self.num_computed_tokens)
 
     @property
     def num_generated_tokens(self) -> int:

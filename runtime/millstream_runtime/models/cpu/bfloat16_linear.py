@@ -1,7 +1,7 @@
 """Bfloat16 weights of layers, held once in the blocks of oneDNN, where the CPU multiplies bfloat16 numbers.
 
 inputs           float32, rounded to bfloat16
-one row          by a kernel of ours that reads the same blocks faster, where it gives the same bits (`bfloat16.one_row`)
+one row          by a kernel of ours that reads the same blocks faster and gives the same bits (`bfloat16.one_row`)
 result           summed in float32, rounded to bfloat16, widened at once: bias and residual are added in float32
 head, TP sums    `sixteen_bits`: their results leave the product in float32
 bytes            2 for each number; oneDNN pads the last block of outputs and of inputs, which is not counted

@@ -11,6 +11,7 @@ engine that had been Ready is restarted by `restart_policy`; one that never beca
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -114,11 +115,15 @@ class EngineClient:
             on_stuck=self._on_stuck,
         )
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
+        self.on_start: Callable[[str], None] = lambda boot_id: None
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
         self.heartbeat_interval_seconds = heartbeat_interval_seconds
         self._target_itl_milliseconds: int | None = None  # None: what the engine is started with
         self._speculation_governor: GovernorMode | None = None  # likewise
-        # Read by /metrics, /ready and requests.
+        self._sent_requests = self._sent_tokens = 0  # to this engine, with the tokens of their prompts
+        # Read by /metrics, /ready, /load and requests.
+        self.boot_id = ""  # of the engine that was started last: with it a KV cache begins
+        self.untaken_requests = self.untaken_tokens = 0  # sent, and not part of `stats` yet
         self.failure: RuntimeFailure | None = None  # why there is no engine now; None while one boots or serves
         self.is_ready = False
         self.given_up = False
@@ -137,6 +142,9 @@ class EngineClient:
     def start(self) -> None:
         """Launch the first engine."""
         self._reported_failure = None
+        self.boot_id = secrets.token_hex(8)
+        self._sent_requests = self._sent_tokens = self.untaken_requests = self.untaken_tokens = 0
+        self.on_start(self.boot_id)
         self._connection = self._launch(self._on_event, self._on_end)
         self._connection.send(
             SetHeartbeatInterval(self.heartbeat_interval_seconds)
@@ -185,6 +193,11 @@ class EngineClient:
             raise self.failure or RuntimeFailure(FailureReason.RUNTIME_CRASHED, "The engine is not ready.")
         self._queues[request.request_id] = queue
         self._connection.send(Submit(request))
+        num_tokens = len(request.prompt_token_ids)
+        self._sent_requests += 1
+        self.untaken_requests += 1
+        self._sent_tokens += num_tokens
+        self.untaken_tokens += num_tokens
         self._watchdog.request_submitted()
 
     def abort(self, request_id: str) -> None:
@@ -280,6 +293,8 @@ class EngineClient:
         self.stats, self._last_step_at_seconds = step.stats, step.at_seconds
         if step.heartbeat_seconds is not None:
             self.heartbeat_latency_seconds = step.heartbeat_seconds
+        self.untaken_requests = self._sent_requests - step.taken_requests
+        self.untaken_tokens = self._sent_tokens - step.taken_tokens
         self.on_step(step.stats)
         for output in step.outputs:
             queue = self._queues.get(output.request_id)

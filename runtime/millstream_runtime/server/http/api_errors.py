@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
@@ -52,6 +53,9 @@ Range = tuple[float, float]  # the least and the most
 MESSAGE_WANTED = 'an object such as {"role": "user", "content": "Hello"}'
 
 
+REASON_HEADER = "x-millstream-reason"  # repeats the code: a proxy retries by status and headers, it reads no body
+
+
 class ApiError(Exception):
     """A response other than 200. `message` is sent to the client as it is."""
 
@@ -81,7 +85,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return dict(self._headers)
+        return {**self._headers, REASON_HEADER: self.code} if self.code is not None else dict(self._headers)
 
     def response(self) -> Response:
         # ASCII, so that a lone surrogate quoted from the request cannot break the encoding of the answer.
@@ -201,6 +205,18 @@ def from_status(status: int) -> ApiError:
     if status == 400:
         return ApiError(400, "The request body is not valid JSON.", code="invalid_json")
     return ApiError(status, "The request could not be handled.", code="invalid_request")
+
+
+def require_known_parameters(given: QueryParams, known: Sequence[str]) -> None:
+    """Raises ApiError: a parameter of the URL that the route does not know, or one that is there twice."""
+    for name in given:
+        if name not in known:
+            takes = " and ".join(f"'{one}'" for one in known)
+            message = f"Unknown parameter of the URL: {shown_value(name)}; this route takes {takes}."
+            raise ApiError(400, message, param=name[:80], code="unknown_parameter")
+        if len(given.getlist(name)) > 1:
+            message = f"'{name}' is given {len(given.getlist(name))} times in the URL; give it once."
+            raise ApiError(400, message, param=name, code="invalid_value")
 
 
 def beyond_probe() -> ApiError:

@@ -25,8 +25,8 @@ from millstream_runtime.server.http.key_file import MAX_KEYS, read_keys
 RECHECK_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20  # also the size of the largest Secret
 
-# A probe has no key, and neither has a Prometheus that scrapes pods.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+# A probe has no key, and neither has a Prometheus that scrapes pods, or who chooses between them.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/load"})
 # What the key of the operator's probe opens besides; `openai/probe_limits.py` says which completions.
 PROBE_ROUTES = frozenset({("GET", "/v1/models"), ("POST", "/v1/completions")})
 
@@ -79,6 +79,7 @@ class ApiKeys:
         self._path = path
         self._refused_lines = ""  # of the file in use
         self._tenants = frozenset[str]()  # likewise
+        self._above = frozenset[str]()  # tenants of the keys in use that rank above the others
         self._digests, self._version = self._read()
         self._probe_digests: tuple[bytes, ...] = ()
         self._refused = ""  # why the newest file is not used; empty: it is
@@ -104,6 +105,10 @@ class ApiKeys:
     def tenants(self) -> frozenset[str]:
         """The tenants of the keys in the file, as `holder` names them; without the operator's probe."""
         return self._tenants
+
+    def ranks_above(self, tenant: str) -> bool:
+        """Whether the file says of the tenant's key that it ranks above the keys of which it does not."""
+        return tenant in self._above
 
     @property
     def problem(self) -> str:
@@ -164,6 +169,7 @@ class ApiKeys:
         self._refused_lines = read.problem
         digests = [hashlib.sha256(key).digest() for key in read.keys]
         self._tenants = frozenset(map(_tenant, digests))
+        self._above = frozenset(_tenant(hashlib.sha256(key).digest()) for key in read.above)
         return digests, version
 
 

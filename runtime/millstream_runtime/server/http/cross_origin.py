@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millstream_runtime.allowed_origins import as_sent
 
 PREFLIGHT_SECONDS = 600  # for which a browser asks no second time
-EXPOSED_HEADERS = ("x-request-id", "retry-after")  # beyond those that a page may always read
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-millstream-reason")  # beyond those that a page may always read
 
 
 class CrossOrigin:

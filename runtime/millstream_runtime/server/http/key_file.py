@@ -1,5 +1,7 @@
 """Read API keys from the bytes of a file: one per line, `#` begins a comment. Pure. No problem ever shows a key.
 
+A key that is followed by `rank=above` ranks above the keys without it: `scheduling/fair_queue.py` says what that means.
+
 Spaces and tabs around a key, empty lines, a byte order mark and both kinds of line ends do not matter: editors and
 `kubectl create secret --from-file` leave them. White space inside a key, or what no header carries, makes that line
 unusable, and the other keys stay valid.
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 MAX_KEYS = 1000  # each request is compared with all of them
 MAX_KEY_CHARACTERS = 512
 MAX_NAMED_PROBLEMS = 3
+RANK, ABOVE = b"rank=", b"rank=above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class KeyFile:
 
     keys: tuple[bytes, ...]
     problems: tuple[str, ...]
+    above: frozenset[bytes] = frozenset()  # those of the keys that rank above the others
 
     @property
     def problem(self) -> str:
@@ -33,13 +37,20 @@ class KeyFile:
 
 def read_keys(content: bytes) -> KeyFile:
     """Return the keys of a file."""
-    keys, problems = [], []
+    keys, problems, above = [], [], set()
     for number, line in _lines(content):
-        if (problem := _problem(line)) is None:
-            keys.append(line)
+        key, words = line, line.split()
+        if len(words) == 2 and words[1] == ABOVE:
+            key = words[0]
+            above.add(key)
+        elif len(words) == 2 and words[1].startswith(RANK):
+            problems.append(f"line {number}: the rank of a key is rank=above; write that behind the key, or nothing")
+            continue
+        if (problem := _problem(key)) is None:
+            keys.append(key)
         else:
             problems.append(f"line {number}: {problem}")
-    return KeyFile(tuple(keys), tuple(problems))
+    return KeyFile(tuple(keys), tuple(problems), frozenset(above))
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:

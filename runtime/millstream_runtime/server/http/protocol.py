@@ -347,6 +347,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
             return
         body = json.dumps(error.body()).encode()
         fields = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        fields |= {name.lower(): value for name, value in error.headers().items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._closes_after_body = True  # what may still come is not waited for
         self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)

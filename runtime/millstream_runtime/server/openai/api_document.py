@@ -22,6 +22,7 @@ ANSWERS: dict[tuple[str, str], Bodies] = {
     ("get", "/health"): {JSON: answers.Health},
     ("get", "/ready"): {JSON: answers.Readiness},
     ("get", "/metrics"): {PLAIN: None},
+    ("get", "/load"): {JSON: answers.LoadState},
     ("get", "/version"): {JSON: answers.Version},
     ("get", "/v1/models"): {JSON: answers.ModelList},
     ("get", "/v1/models/{model}"): {JSON: answers.ModelCard},
@@ -104,6 +105,8 @@ def _errors(method: str, path: str, has_keys: bool) -> list[int]:
         statuses |= {*ERRORS_OF_BODIES}
     if path.endswith("completions"):
         statuses.add(429)
+    if path == "/load":
+        statuses.add(400)
     if path.endswith("{model}"):
         statuses.add(404)
     return sorted(statuses)

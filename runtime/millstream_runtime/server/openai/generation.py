@@ -38,6 +38,7 @@ from millstream_runtime.server.http.api_errors import (
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.openai.choice import Choice, Delta
 from millstream_runtime.server.openai.echo import Echo
+from millstream_runtime.server.operations.answered_requests import AnswerTokens
 from millstream_runtime.server.operations.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
@@ -72,6 +73,7 @@ class GenerationPlan:
     priority: int = 0
     cache_salt: str = ""
     client: str = ""  # whose request it is: see `engine.request`
+    client_ranks_above: bool = False  # likewise
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """The parameters of one choice; candidates of one prompt differ by their seed."""
@@ -115,13 +117,21 @@ class Generation:
         self._queue = OutputQueue()
         self._keep_alive_seconds: float | None = None
         self._engine_failed = False
+        self._on_ended: Callable[[AnswerTokens | None], None] | None = None
 
-    def submit(self, *, streams: bool, on_choice_ended: Callable[[], None] = lambda: None) -> None:
+    def submit(
+        self,
+        *,
+        streams: bool,
+        on_choice_ended: Callable[[], None] = lambda: None,
+        on_ended: Callable[[AnswerTokens | None], None] | None = None,
+    ) -> None:
         """Queue the requests of all choices in the engine.
 
         `streams`: wake for every token, and send keep-alives. Where stop strings are searched, each token is read when
         it arrives anyway, or the engine would compute past the end of the answer. `on_choice_ended`: called when the
-        engine is done with a choice, which may be long before the client has read it.
+        engine is done with a choice, which may be long before the client has read it. `on_ended`: called once, when all
+        of them are complete or given up, with what `answer_tokens` says.
 
         Raises:
             ApiError: the engine stopped.
@@ -130,6 +140,7 @@ class Generation:
             1 if streams or self.plan.stops else TOKENS_PER_WAKEUP, on_generation_ended=on_choice_ended
         )
         self._keep_alive_seconds = limits.SSE_KEEP_ALIVE_SECONDS if streams else None
+        self._on_ended = on_ended
         try:
             for index in range(self.num_choices):
                 self._submit_choice(index)
@@ -187,6 +198,23 @@ class Generation:
         }
 
     @property
+    def answer_tokens(self) -> AnswerTokens | None:
+        """What `usage` says, of the prompts that were computed, and the time to the first token; None: none was, or
+        the engine is gone. A client that left may have left before the last of them."""
+        computed = [one for one in self._states if one.times.first_token_at_seconds is not None]
+        firsts = self._states[:: self.plan.num_candidates]
+        prompts = [one for one in firsts if one.times.first_token_at_seconds is not None]
+        if not prompts or self._engine_failed:
+            return None
+        first_at_seconds = min(one.times.first_token_at_seconds or 0.0 for one in computed)
+        return AnswerTokens(
+            sum(one.times.num_prompt_tokens for one in prompts),
+            sum(one.cached_tokens for one in prompts),
+            sum(one.choice.num_tokens for one in computed),
+            first_at_seconds - self._arrived_at_seconds,
+        )
+
+    @property
     def has_ended(self) -> bool:
         """Whether all choices have ended; only meaningful after `submit`."""
         return not self._running
@@ -226,6 +254,7 @@ class Generation:
                         deltas.append(delta)
                 if self.has_ended:
                     self._metrics.answered([state.choice.num_tokens for state in self._states])
+                    self._report_end()
                 if deltas or not arrived:
                     yield deltas
         except RuntimeFailure as failure:
@@ -258,6 +287,12 @@ class Generation:
             self._finish(self._states[index], unfinished, now)
         self._running.clear()
         self._queue.close()
+        self._report_end()
+
+    def _report_end(self) -> None:
+        if self._on_ended is not None:
+            on_ended, self._on_ended = self._on_ended, None
+            on_ended(self.answer_tokens)
 
     def _submit_choice(self, index: int) -> None:
         plan, request_id = self.plan, f"{next(_serial_numbers)}"
@@ -269,6 +304,7 @@ class Generation:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
             client=plan.client,
+            client_ranks_above=plan.client_ranks_above,
         )
         self._metrics.began_to_wait(plan.client, request_id, self._arrived_at_seconds)
         self._engine.submit(request, self._queue)

@@ -305,3 +305,43 @@ class Readiness(_Closed):
         default_factory=dict, description="what was chosen from which file of the model folder"
     )
     step_times: list[MeasuredStep] = Field(default_factory=list)
+
+
+class LoadCounts(_Closed):
+    """What waits, and what is in the batch."""
+
+    queued: int
+    running: int
+
+
+class LoadBlocks(_Closed):
+    """The KV pool. Blocks that only the prefix cache remembers are free."""
+
+    free_blocks: int
+    total_blocks: int
+    block_size_tokens: int
+
+
+class LoadAnswer(_Closed):
+    """A request whose prompt was computed, by the first 64 bits of the SHA-256 of its X-Request-Id."""
+
+    id: str = Field(pattern="^[0-9a-f]{16}$")
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_seconds: float
+
+
+class LoadState(_Closed):
+    """The answer of /load. Null: there is no engine that serves, or no such step was measured."""
+
+    boot_id: str
+    phase: Phase
+    requests: LoadCounts | None
+    tokens: LoadCounts | None
+    kv: LoadBlocks | None
+    prefill_tokens_per_second: float | None
+    itl_seconds: float | None
+    cursor: str = Field(description="`since` of the next request")
+    missed: int = Field(description="answers behind the cursor `since` that are not known any more")
+    answers: list[LoadAnswer] = Field(max_length=256)

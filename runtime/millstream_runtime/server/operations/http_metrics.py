@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})  # as in vLLM: a board shows what users ask
+PROBES = frozenset({"/health", "/ready", "/metrics", "/load", "/version"})  # as in vLLM: a board shows what users ask
 DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 

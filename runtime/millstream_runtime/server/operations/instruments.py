@@ -49,6 +49,11 @@ class LoopHistogram:
         self._counts[bisect_left(self._bounds, amount)] += 1
         self._sum += amount
 
+    @property
+    def totals(self) -> tuple[float, int]:
+        """The sum of all observations, and their number."""
+        return self._sum, sum(self._counts)
+
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=[*self._labels])
         so_far, buckets = 0, []
@@ -59,6 +64,31 @@ class LoopHistogram:
         if _shows_created():
             family.add_sample(f"{self._name}_created", self._labels, self._created_at_unix_seconds)
         yield family
+
+
+class RecentMean:
+    """The mean of a histogram's last observations: those of a round before count DECAY times as much."""
+
+    DECAY = 0.95
+
+    def __init__(self, histogram: LoopHistogram) -> None:
+        self._histogram = histogram
+        self._totals = histogram.totals
+        self._sum = self._count = 0.0
+
+    def end_round(self) -> None:
+        """Take in what was observed since the last round; one without observations changes nothing."""
+        (total, number), before = self._histogram.totals, self._totals
+        if number == before[1]:
+            return
+        self._sum = self.DECAY * self._sum + total - before[0]
+        self._count = self.DECAY * self._count + number - before[1]
+        self._totals = total, number
+
+    @property
+    def value(self) -> float | None:
+        """None before the first observation."""
+        return self._sum / self._count if self._count else None
 
 
 def _shows_created() -> bool:

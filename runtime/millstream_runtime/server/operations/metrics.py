@@ -20,7 +20,7 @@ from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.operations.boot_gauges import boot_gauges, kernel_gauges
 from millstream_runtime.server.operations.cache_info import cache_config_info
 from millstream_runtime.server.operations.http_metrics import HttpMetrics
-from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram, RecentMean
 from millstream_runtime.server.operations.longest_waits import LongestWaits
 from millstream_runtime.server.operations.pace_gauges import pace_gauges
 from millstream_runtime.server.operations.preemption_histogram import preemption_histogram
@@ -104,6 +104,7 @@ class ServerMetrics:
         self._histograms = {
             name: self._histogram(f"vllm:{name}", text, buckets) for name, (text, buckets) in HISTOGRAMS.items()
         }
+        self._recent_itl = RecentMean(self._histograms["inter_token_latency_seconds"])
         self._counters = {name: self._counter(f"vllm:{name}", text) for name, text in COUNTERS.items()}
         success = Counter(
             "vllm:request_success",
@@ -129,6 +130,11 @@ class ServerMetrics:
     @property
     def labels(self) -> dict[str, str]:
         return dict(self._labels)
+
+    @property
+    def recent_itl_seconds(self) -> float | None:
+        """The inter-token latency of the last dozens of steps; None before the first."""
+        return self._recent_itl.value
 
     def register(self, collector: Collector) -> None:
         """Add the metrics of another part of this process."""
@@ -204,6 +210,7 @@ class ServerMetrics:
         if stats.steps_total != self._steps_total and stats.last_step_tokens:
             self._histograms["iteration_tokens_total"].observe(stats.last_step_tokens)
         self._steps_total = stats.steps_total
+        self._recent_itl.end_round()
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> LoopHistogram:
         histogram = LoopHistogram(name, text, self._labels, buckets)

@@ -270,3 +270,59 @@ def test_preemptions_for_a_turn_stop_where_they_cost_too_much() -> None:
     assert engine.scheduler.recomputed_tokens_total - recomputed <= 3000 + 2 * QUANTUM_TOKENS
     assert engine.scheduler.num_preemptions_total == 1
     assert BURST_TOKENS < 3000
+
+
+# --- Ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_rank_comes_before_the_others_and_shares_with_its_equals() -> None:
+    """All four flood. Those of rank have all turns, by halves; the others have theirs once nothing of rank waits."""
+    engine, rng = SimulatedEngine(4, BUDGET_TOKENS), random.Random(7)
+    ranks = {"a": False, "b": False, "up": True, "top": True}
+
+    def flood(*clients: str) -> None:
+        for client in clients:
+            while engine.num_left[client] < 12:
+                engine.add(client, some_prompt(rng, 1, 40), rng.randint(1, 40), ranks_above=ranks[client])
+
+    for _ in range(300):
+        flood("a", "b")
+        engine.step()
+    before = engine.computed.copy()
+    for _ in range(1000):
+        flood(*ranks)
+        engine.step()
+    served = engine.computed - before
+    assert served["a"] + served["b"] <= 600, "the answers under way end"
+    counts = [engine.scheduler._waiting.served_tokens(client) for client in ("up", "top")]
+    assert abs(counts[0] - counts[1]) <= QUANTUM_TOKENS + 40 + BUDGET_TOKENS + 4**2
+    assert served["up"] > 1000
+    before = engine.computed.copy()
+    for _ in range(2000):
+        flood("a", "b")
+        engine.step()
+    served = engine.computed - before
+    assert engine.num_left["up"] == engine.num_left["top"] == 0
+    assert min(served["a"], served["b"]) > 1000
+
+
+def test_a_key_of_rank_need_not_wait_for_the_answers_of_another() -> None:
+    engine = SimulatedEngine(2, BUDGET_TOKENS)
+    for _ in range(2):
+        engine.add("a", [1] * 20, 100_000)
+    for _ in range(20):
+        engine.step()
+    engine.add("up", [2] * 20, 4, ranks_above=True)
+    for _ in range(20):
+        engine.step()
+    assert engine.waits["up"][0] < 8, "it has the row of a key that has two"
+    assert engine.num_left == {"a": 2, "up": 0}
+
+
+def test_the_newest_request_says_whether_a_key_ranks_above() -> None:
+    engine = SimulatedEngine(1, BUDGET_TOKENS)
+    queue: FairQueue = engine.scheduler._waiting
+    engine.add("a", [1] * 8, 4, ranks_above=True)
+    assert queue.served_tokens("a") < 0
+    engine.add("a", [1] * 8, 4)
+    assert queue.served_tokens("a") == 0

@@ -58,6 +58,20 @@ def test_a_prompt_seen_before_is_computed_from_its_last_block_on(scheduler: Sche
     assert (scheduler.queried_tokens_total, scheduler.hit_tokens_total) == (21, 8)
 
 
+def test_what_is_cached_of_a_prompt_does_not_wait_to_be_computed(scheduler: Scheduler) -> None:
+    first, second = sequence("0", PROMPT, max_tokens=9), sequence("1", [*PROMPT[:9], 99, 98])
+    scheduler.add(first)
+    assert (scheduler.queued_tokens, scheduler.running_tokens) == (10, 0)
+    run(scheduler)
+    assert (scheduler.queued_tokens, scheduler.running_tokens) == (0, 10)
+    scheduler.add(second)
+    assert (scheduler.queued_tokens, scheduler.running_tokens) == (3, 10)  # two blocks of its eleven are cached
+    run(scheduler)
+    assert (scheduler.queued_tokens, scheduler.running_tokens) == (0, 11 + 11)
+    scheduler.remove(first)
+    assert (scheduler.queued_tokens, scheduler.running_tokens) == (0, 11)
+
+
 def test_equal_prompts_of_one_step_share_what_the_first_computes(scheduler: Scheduler) -> None:
     choices = [sequence(str(index), PROMPT) for index in range(3)]
     assert run(scheduler, *choices) == [("0", 10), ("1", 2), ("2", 2)]

@@ -66,6 +66,7 @@ class Simulation:
                 self.scheduler.remove(one)
                 self.finished.append(one.arrival)
         self.blocks.check_integrity(self.scheduler.running)
+        self.scheduler.check_counts()
         return chunks
 
 

@@ -10,6 +10,7 @@ import yaml
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.api.load import ManifestError, loads_manifest, parse
 from millstream_operator.api.validation.accepted_variables import ACCEPTED
+from millstream_operator.api.validation.allowed import Allowed
 from millstream_operator.api.validation.ratchets import new_violations
 from tests.support.llmdeployments import manifest
 from tests.support.stored_objects import edited, refused_by_cel
@@ -46,7 +47,7 @@ def with_env(*names: str, **spec: Any) -> Manifest:
 
 
 def refused_by_python(new: Manifest, *allowed_env: str) -> list[str]:
-    return [violation.message for violation in new_violations(parse(new), allowed_env)]
+    return [violation.message for violation in new_violations(parse(new), Allowed(env=allowed_env))]
 
 
 @pytest.mark.parametrize("name", [*ACCEPTED, *OF_FAMILIES])
@@ -119,13 +120,13 @@ def test_what_a_stored_object_adds_is_judged() -> None:
 
 def test_an_administrator_adds_names_and_no_more() -> None:
     new = with_env("TORCH_LOGS")
-    assert refused_by_cel(new, allowed_env=["TORCH_LOGS"]) == refused_by_python(new, "TORCH_LOGS") == []
-    assert refused_by_cel(new, allowed_env=["TORCH_LOG"]) == refused_by_python(new, "TORCH_LOG") != []
-    loads_manifest(yaml.safe_dump(new), allowed_env=["TORCH_LOGS"])
+    assert refused_by_cel(new, allowed=Allowed(env=["TORCH_LOGS"])) == refused_by_python(new, "TORCH_LOGS") == []
+    assert refused_by_cel(new, allowed=Allowed(env=["TORCH_LOG"])) == refused_by_python(new, "TORCH_LOG") != []
+    loads_manifest(yaml.safe_dump(new), allowed=Allowed(env=["TORCH_LOGS"]))
     with pytest.raises(ManifestError, match=r"manifest:\d+: spec: TORCH_LOGS of podTemplate"):
         loads_manifest(yaml.safe_dump(new))
     of_vllm = with_env("VLLM_X")
-    assert refused_by_cel(of_vllm, allowed_env=["VLLM_X"]) == refused_by_python(of_vllm, "VLLM_X") != []
+    assert refused_by_cel(of_vllm, allowed=Allowed(env=["VLLM_X"])) == refused_by_python(of_vllm, "VLLM_X") != []
 
 
 def test_the_crd_says_the_name_of_the_variable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_operator.diagnosis.admission import admission_refusal, pods_not_created
+from millstream_operator.diagnosis.admission import NOT_JUDGED_YET, admission_refusal, pods_not_created
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 
 # name: (message of ReplicaFailure, reason, words)
@@ -32,6 +32,12 @@ REFUSED: dict[str, tuple[str, Reason, str]] = {
         "no owner",
         Reason.ADMISSION_DENIED,
         "The ValidatingAdmissionPolicy owners (binding all) denies the pods: no owner.",
+    ),
+    "policy without a binding": (
+        "pods \"demo-1-x\" is forbidden: ValidatingAdmissionPolicy 'owners' denied request: "
+        "failed to configure policy: x",
+        Reason.ADMISSION_DENIED,
+        "The ValidatingAdmissionPolicy owners denies the pods: failed to configure policy: x.",
     ),
     "webhook": (
         'admission webhook "images.example.com" denied the request: unsigned image',
@@ -73,6 +79,33 @@ def test_a_child_is_refused_in_the_same_words() -> None:
     found = admission_refusal(REFUSED["policy"][0], "Deployment demo")
     assert found is not None
     assert found.message == "The ValidatingAdmissionPolicy owners (binding all) denies the Deployment demo: no owner."
+
+
+DENIED = "deployments.apps \"demo\" is forbidden: ValidatingAdmissionPolicy 'millstream-{0}' with binding '{0}' denied "
+
+
+def test_a_refusal_by_the_charts_own_policy_is_in_the_users_words() -> None:
+    said = "the namespace kube-system is closed to models; create the LLMDeployment in another one"
+    found = admission_refusal(DENIED.format("children.policy.millstream.dev") + f"request: {said}", "Deployment demo")
+    assert found is not None
+    assert found.reason is Reason.ADMISSION_DENIED
+    assert found.message == (
+        f"Millstream's policy millstream-children.policy.millstream.dev does not admit the Deployment demo: {said}."
+    )
+
+
+@pytest.mark.parametrize("of", ["policy", "binding"])
+def test_a_policy_of_the_chart_that_cannot_judge_yet_needs_no_person(of: str) -> None:
+    """As in the first minute, when the API server does not know the CRD."""
+    said = f"request: failed to configure {of}: no params found for policy binding with `Deny`"
+    found = admission_refusal(DENIED.format("namespaces.policy.millstream.dev") + said, "Deployment demo")
+    assert found is not None
+    assert found.reason is Reason.ADMISSION_UNAVAILABLE
+    assert found.cause == NOT_JUDGED_YET
+    assert "admissionPolicy.requireLLMDeployment" in found.message, "what an administrator can do if it stays"
+    of_others = admission_refusal(DENIED.format("others.example.com") + said, "Deployment demo")
+    assert of_others is not None
+    assert (of_others.reason, of_others.cause) == (Reason.ADMISSION_DENIED, "")
 
 
 def test_what_is_no_admission_is_not_taken_for_one() -> None:

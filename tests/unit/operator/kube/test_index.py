@@ -131,3 +131,12 @@ def test_paths_are_the_api_servers() -> None:
     assert DEPLOYMENT.path(None) == "/apis/apps/v1/deployments"
     status = LLM_DEPLOYMENT.path("team", "demo", "status")
     assert status == "/apis/millstream.dev/v1alpha1/namespaces/team/llmdeployments/demo/status"
+
+
+def test_kubectls_copy_of_the_whole_object_is_not_kept() -> None:
+    index = Index()
+    copied = "kubectl.kubernetes.io/last-applied-configuration"
+    given = child(1, annotations={copied: "{}", "team": "a"})
+    index.put(SERVICE, given)
+    assert (index.get(SERVICE, "team", "demo") or {})["metadata"]["annotations"] == {"team": "a"}
+    assert copied in given["metadata"]["annotations"], "the caller's own is left alone"

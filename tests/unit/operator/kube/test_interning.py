@@ -50,3 +50,17 @@ def test_the_table_does_not_grow_with_what_is_gone() -> None:
     for number in range(1000):
         sharing.copy({"metadata": {}, "spec": {"number": number}})
     assert len(sharing._young) + len(sharing._old) <= 16
+
+
+def test_the_table_does_not_keep_long_texts_alive_that_are_gone() -> None:
+    sharing = ManifestInterner()
+    for number in range(4000):
+        sharing.copy({"metadata": {}, "spec": {"env": {"name": "A", "value": f"{number:4096}"}}})
+    texts = {
+        id(text): text
+        for table in (sharing._young, sharing._old)
+        for part in table.values()
+        for text in (part.values() if isinstance(part, dict) else ())
+        if isinstance(text, str)
+    }
+    assert sum(map(len, texts.values())) < 5 << 20, "of 16 MiB that were met"

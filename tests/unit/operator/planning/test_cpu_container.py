@@ -77,6 +77,27 @@ def test_what_holds_nothing_is_refused_with_a_limit_that_holds_the_model(memory:
     assert isinstance(decided(owner(limits={"memory": fix.value})), Plan)
 
 
+@pytest.mark.parametrize("memory", ["1k", "64Mi", "256Mi", "639Mi"])
+def test_a_limit_below_the_process_itself_is_refused_by_name_with_a_limit_that_holds_the_model(memory: str) -> None:
+    """No shorter request, and no smaller model, would fit."""
+    refused = decided(owner(limits={"memory": memory}))
+    assert isinstance(refused, Infeasible)
+    assert refused.constraint == "memory"
+    mebibytes = int(memory.removesuffix("Mi")) if memory.endswith("Mi") else 0
+    for words in (f"{mebibytes} MiB of memory (limits.memory)", "the runtime's own process", "takes 640 MiB"):
+        assert words in refused.message
+    (fix,) = refused.fixes
+    assert fix.field == "podTemplate.spec.containers[runtime].resources.limits.memory"
+    assert isinstance(decided(owner(limits={"memory": fix.value})), Plan)
+
+
+def test_a_limit_that_holds_the_process_alone_is_refused_for_its_tokens() -> None:
+    refused = decided(owner(limits={"memory": "700Mi"}))
+    assert isinstance(refused, Infeasible)
+    assert "has room for 0 tokens of KV cache" in refused.message
+    assert "process" not in refused.message
+
+
 def test_memory_beyond_all_numbers_is_a_number_that_a_status_holds() -> None:
     plan = decided(owner(limits={"memory": "999999999999999Ei"}))
     assert isinstance(plan, Plan)

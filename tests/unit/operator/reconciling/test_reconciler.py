@@ -358,6 +358,18 @@ async def test_a_refused_child_is_one_reason_and_is_tried_again(name: str) -> No
     assert operator.condition("Ready")["status"] == "True"
 
 
+async def test_a_policy_that_cannot_judge_yet_is_asked_again_soon() -> None:
+    """Not after the half minute of what waits for a person: the API server learns of a new CRD meanwhile."""
+    words = "ValidatingAdmissionPolicy 'millstream-namespaces.policy.millstream.dev' denied request: "
+    error = ApiError(403, "Forbidden", f"{words}failed to configure policy: failed to find resource")
+    operator = FakeOperator(world(), fault=Fault(3, error))
+    await operator.turn()
+    assert operator.condition("Ready")["reason"] == "AdmissionUnavailable"
+    assert operator.retries[-1].at_least_seconds == 1
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
 async def test_a_namespace_that_is_going_is_left_in_peace() -> None:
     gone = ApiError(403, "Forbidden", "namespace team is being terminated")
     operator = FakeOperator(world(), fault=Fault(0, gone))

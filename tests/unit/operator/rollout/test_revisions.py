@@ -9,7 +9,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
 from millstream_operator.rendering.revision_marks import Marks
-from millstream_operator.rollout.pruning import HISTORY_LIMIT, prunable_records
+from millstream_operator.rollout.pruning import HISTORY_BYTES, HISTORY_LIMIT, prunable_records
 from millstream_operator.rollout.revisions import PinnedRevision
 from tests.support.llmdeployments import deployment
 from tests.support.pinned_plans import choose
@@ -87,3 +87,23 @@ def test_edits_that_change_no_pod_leave_the_history_at_its_limit() -> None:
         record["metadata"]["name"] = f"demo-{record['revision']}"
     to_delete = prunable_records(records, {"demo-8"}, {one.digest})
     assert [record["revision"] for record in to_delete] == [4, 3, 1]
+
+
+def test_of_large_records_fewer_are_kept_and_never_fewer_than_what_is_needed() -> None:
+    def sized(number: int, num_bytes: int) -> Manifest:
+        record = controller_revision(ONE, choose(ONE, FIRST, PODS, []).revision, number)
+        record["metadata"]["name"] = f"demo-{number}"
+        record["data"]["template"]["metadata"]["annotations"] = {"text": "x" * num_bytes}
+        return record
+
+    def kept(records: list[Manifest], keep: set[str]) -> list[int]:
+        names = {record["metadata"]["name"] for record in prunable_records(records, keep)}
+        return [record["revision"] for record in records if record["metadata"]["name"] not in names]
+
+    third, whole = HISTORY_BYTES // 3, HISTORY_BYTES
+    assert kept([sized(number, third // 2) for number in range(1, 7)], {"demo-6"}) == [3, 4, 5, 6]
+    assert kept([sized(number, third) for number in range(1, 7)], {"demo-6"}) == [5, 6]
+    assert kept([sized(number, whole) for number in range(1, 7)], {"demo-6"}) == [6]
+    assert kept([sized(number, whole) for number in range(1, 7)], {"demo-6", "demo-2"}) == [2, 6]
+    mixed = [sized(1, 10), sized(2, 10), sized(3, whole), sized(4, 10)]
+    assert kept(mixed, {"demo-4"}) == [4], "the newest that fit, without a gap"

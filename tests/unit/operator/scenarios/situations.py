@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream_operator.inventory.node_pools import read_node_pools
 from millstream_operator.kube.client import ApiError
-from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE
 from millstream_operator.reconciling.probe import LONGEST_REPROBE_SECONDS
 from millstream_operator.rendering.kueue import QUEUE_LABEL
 from tests.support.fake_operator import FakeOperator, respec, world
@@ -17,6 +17,7 @@ from tests.support.kueue import QueuedScheduler
 from tests.support.llmdeployments import manifest
 from tests.support.rollout_controller import ended
 from tests.support.rollout_world import image, on_nodes, served, served_on_nodes
+from tests.unit.operator.reconciling.test_orphans import apply_again, orphaned
 
 Manifest = dict[str, Any]
 Status = Manifest
@@ -216,6 +217,29 @@ async def gpu_nodes_with_a_taint() -> Status:
 @situation
 async def the_model_does_not_fit() -> Status:
     return (await in_a_cluster(gpu_node("gpu-1", L4, 1), **LARGE)).status()
+
+
+# Deletion
+
+
+@situation
+async def deleted_with_orphans_and_applied_again() -> Status:
+    operator = await orphaned(replicas=2)
+    apply_again(operator.cluster, replicas=2)
+    await operator.settle()
+    return operator.status()
+
+
+@situation
+async def orphans_that_another_tool_took_over() -> Status:
+    operator = await orphaned()
+    for kind, name in ((SERVICE, "demo"), (CONFIG_MAP, "demo-live")):
+        operator.cluster.edit(
+            kind, name, lambda live: live["metadata"]["labels"].update({"app.kubernetes.io/managed-by": "Helm"})
+        )
+    apply_again(operator.cluster)
+    await operator.turn()
+    return operator.status()
 
 
 # Access

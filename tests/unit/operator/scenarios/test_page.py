@@ -21,6 +21,7 @@ ABNORMAL = (
     "BudgetExceeded",
     "InsufficientReplicas",
     "PlanOutdated",
+    "NameConflict",
     "Unauthenticated",
     "StatusIncomplete",
     "UnknownFields",

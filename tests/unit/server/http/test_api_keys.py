@@ -49,7 +49,7 @@ def test_only_holders_of_a_key_get_in_probes_excepted(tiny_model: Path, tmp_path
             assert refused.json()["error"]["code"] == "invalid_api_key"
             assert refused.headers["www-authenticate"] == "Bearer"
             assert "key-" not in refused.text
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/metrics", "/load"):
             assert server.get(path).status_code == 200
         for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):  # closed unless named
             assert server.get(path).status_code == 401
@@ -330,3 +330,24 @@ def test_the_key_of_the_probe_opens_probes_and_nothing_else(tmp_path: Path, tiny
         assert answer("GET", "/version", key="key-a").status_code == 200
         file.write_text("key-a\nprobe\n")
         assert answer("GET", "/version").status_code == 200, "a user's key that is the probe's is a user's"
+
+
+def test_a_key_ranks_above_the_others_where_its_line_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-a\nkey-b  rank=above\nkey-c rank=below\nkey-d above\nrank=above\n")
+    keys = ApiKeys(file)
+    ranks = {}
+    for key in ("key-a", "key-b", "rank=above"):
+        holder = keys.holder(f"Bearer {key}")
+        assert holder is not None
+        ranks[key] = keys.ranks_above(holder.tenant)
+    assert ranks == {"key-a": False, "key-b": True, "rank=above": False}
+    for line in ("key-b  rank=above", "key-b rank=above", "key-c", "key-d"):
+        assert keys.holder(f"Bearer {line}") is None
+    assert "line 3: the rank of a key is rank=above" in keys.problem
+    assert "line 4: white space inside the key" in keys.problem
+    file.write_text("key-a rank=above\nkey-b\n")
+    above, equal = keys.holder("Bearer key-a"), keys.holder("Bearer key-b")
+    assert above is not None
+    assert equal is not None
+    assert (keys.ranks_above(above.tenant), keys.ranks_above(equal.tenant)) == (True, False)

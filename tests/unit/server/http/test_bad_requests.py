@@ -348,7 +348,7 @@ def test_a_refused_value_says_which_is_accepted(server: ServerThread) -> None:
     assert message == "'use_beam_search' is supported by this server only as false; leave it out."
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/load", "/version"])
 def test_a_probe_may_ask_for_the_head_alone(server: ServerThread, path: str) -> None:
     answer = httpx.head(server.url + path, timeout=60)
     assert (answer.status_code, answer.content) == (200, b"")

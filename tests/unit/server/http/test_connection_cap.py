@@ -46,11 +46,12 @@ def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(
         for link in streams:
             link.sendall(chat(stream=True))
         wait_for(lambda: server.server.service.connections.num_busy == 5, "every connection to be busy")
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/metrics", "/load"):
             assert server.get(path).status_code == 200
         refused = httpx.post(server.url + TEXT, json={}, headers={"X-Request-Id": "mine"}, timeout=PATIENCE_SECONDS)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
         assert refused.headers["x-request-id"] == "mine"
+        assert refused.headers["x-millstream-reason"] == "too_many_connections"
         (line,) = [vars(one)["fields"] for one in caplog.records if one.message == "request_failed"]
         assert (line["request_id"], line["code"]) == ("mine", "too_many_connections")
         idle = [connected(server) for _ in range(40)]

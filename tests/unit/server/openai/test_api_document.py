@@ -105,9 +105,19 @@ def test_a_request_is_accepted_exactly_if_the_document_says_so(
     assert server.post(TEXT, body).status_code == (200 if described else 400)
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/load", "/version", "/v1/models"])
 def test_what_can_be_read_is_as_described(server: ServerThread, document: dict[str, Any], path: str) -> None:
     check(document, "get", path, server.get(path))
+
+
+def test_the_load_is_as_described_with_answers_and_without(server: ServerThread, document: dict[str, Any]) -> None:
+    assert server.post(CHAT, GOOD_CHAT).status_code == 200
+    full = server.get("/load")
+    assert full.json()["answers"]
+    check(document, "get", "/load", full)
+    check(document, "get", "/load", server.get(f"/load?since={full.json()['cursor']}"))
+    check(document, "get", "/load", server.get("/load?since=x"))
+    assert [one["name"] for one in document["paths"]["/load"]["get"]["parameters"]] == ["since"]
 
 
 def test_errors_are_as_described(server: ServerThread, document: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram, RecentMean
 
 LABELS = {"model_name": 'a "name"', "engine": "0"}
 BOUNDS = (0.001, 0.5, 1.0, 20.0, 500000.0)
@@ -50,3 +50,23 @@ def test_the_librarys_switch_for_created_series_holds(monkeypatch: pytest.Monkey
     registry.register(LoopCounter("vllm:tokens", "Help", LABELS))
     registry.register(LoopHistogram("vllm:seconds", "Help", LABELS, BOUNDS))
     assert "_created" not in page(registry)
+
+
+def test_a_recent_mean_follows_what_is_observed_and_keeps_it_while_nothing_is() -> None:
+    histogram = LoopHistogram("vllm:seconds", "Help", LABELS, BOUNDS)
+    histogram.observe(100.0)  # before anybody asks for the mean of what comes
+    mean = RecentMean(histogram)
+    mean.end_round()
+    unmeasured = mean.value
+    assert unmeasured is None
+    for value in (1.0, 2.0, 3.0):
+        histogram.observe(value)
+    mean.end_round()
+    assert mean.value == 2.0
+    for _ in range(1000):
+        mean.end_round()
+    assert mean.value == 2.0
+    for _ in range(40):
+        histogram.observe(10.0)
+        mean.end_round()
+    assert mean.value == pytest.approx(10.0, rel=0.1)
