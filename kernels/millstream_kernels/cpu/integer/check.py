@@ -105,7 +105,8 @@ def rounded_rows(x: Tensor) -> Tensor:
     sizes = groups.abs().amax(2, keepdim=True)
     levels = torch.full_like(sizes, 127.0)  # `127 / sizes` is 127 times a rounded reciprocal: ties would differ
     codes = torch.where(sizes > 0, groups * (levels / sizes), 0.0).round()
-    return (codes.double() * (sizes / 127).double()).flatten(1)
+    rounded: Tensor = (codes.double() * (sizes / 127).double()).flatten(1)
+    return rounded
 
 
 def _numbers(code_format: CodeFormat) -> tuple[Tensor, IntegerWeight, Tensor]:
@@ -140,7 +141,7 @@ def _dense(code_format: CodeFormat, codes: Tensor, halves: Tensor, small: Tensor
             scales = scales * whole
     numbers = codes.double() - code_format.offset
     scales = scales.flatten(1)
-    dense = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
+    dense: Tensor = numbers.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
     if kind.has_least:
         dense = dense - least.flatten(1).unsqueeze(2)
     return dense.flatten(1)

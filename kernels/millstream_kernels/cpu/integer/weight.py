@@ -166,7 +166,8 @@ def _in_panels(by_output: Tensor) -> Tensor:
     missing = -len(by_output) % PANEL_OUTPUTS
     if missing:
         by_output = torch.cat((by_output, by_output.new_zeros(missing, *by_output.shape[1:])))
-    return by_output.unflatten(0, (-1, PANEL_OUTPUTS))
+    panels: Tensor = by_output.unflatten(0, (-1, PANEL_OUTPUTS))
+    return panels
 
 
 def _four_bits(codes: Tensor) -> Tensor:
