@@ -110,7 +110,7 @@ async def test_an_edit_that_needs_a_new_plan_is_refused_with_the_memory_that_it_
     assert running(cluster) == before
     shown = json.dumps(operator.status())
     assert "for the largest step" in shown
-    assert "podTemplate.spec.containers[runtime].resources.limits.memory: 4Gi" in shown
+    assert "podTemplate.spec.containers[runtime].resources.limits.memory: 5Gi" in shown
 
 
 @pytest.mark.parametrize(("memory", "policy"), EVERY_CASE)
