@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OPERATIONS = ROOT / "runtime/millstream_runtime/server/operations"
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created", "_info")
-MODULES = {"millstream_operator", "millstream_runtime", "millstream_kernels"}
+MODULES = {"millstream_operator", "millstream_runtime", "millstream_kernels", "millstream_gateway"}
 NOT_OURS = {"millstream_dev_deployment"}  # a label of Prometheus
 
 
