@@ -127,6 +127,9 @@ class Api:
                     yield json.loads(line)
 
 
+ALL_LLMDEPLOYMENTS = "/apis/millstream.dev/v1alpha1/llmdeployments"
+
+
 def llmd_path(namespace: str, name: str = "") -> str:
     """URL path of an LLMDeployment, or of a namespace's."""
     return f"{LLMDS}/namespaces/{namespace}/llmdeployments" + (f"/{name}" if name else "")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.soak import snapshot
-from tests.soak.api import Api, Object, eventually, is_ready, llmd, llmd_path
+from tests.soak.api import ALL_LLMDEPLOYMENTS, Api, Object, eventually, is_ready, llmd, llmd_path
 from tests.soak.load import for_each, summary
 from tests.soak.operator_process import OperatorProcess
 from tests.soak.progress import Say, silent
@@ -37,7 +37,6 @@ SETTINGS = {
     "MILLSTREAM_LEASE_NAME": "scale",
     "MILLSTREAM_OPERATOR_NAMESPACE": OPERATOR_NAMESPACE,
 }
-LLMDEPLOYMENTS = "/apis/millstream.dev/v1alpha1/llmdeployments"
 Child = tuple[str, Object]  # path of its collection below the namespace, as `/api/v1|services`; the object
 
 
@@ -63,7 +62,7 @@ class Scale:
     result: Result = field(default_factory=dict)
 
     async def run(self) -> Result:
-        await self._delete_others()
+        await self.world.delete_llmdeployments()
         # A second run on the same control plane meets the namespaces of the first.
         self.many, first, second = (self.world.numbered(word) for word in ("many", "bare-1", "bare-2"))
         names = [(f"{self.many}-{n % NAMESPACES:02}", f"llm-{n:04}") for n in range(self.objects)]
@@ -93,16 +92,6 @@ class Scale:
         self.result["bare_client_seconds"] = [round(seconds, 1) for seconds in bare]
         self.result["ratio"] = round(self.result["apply"]["all_children_seconds"] / min(bare), 2)
         return self.result
-
-    async def _delete_others(self) -> None:
-        """Objects of earlier tests are another operator's: a process says so of each in an Event when it starts."""
-        for item in await self.world.admin.items(LLMDEPLOYMENTS):
-            await self.world.admin.delete(llmd_path(item["metadata"]["namespace"], item["metadata"]["name"]))
-
-        async def left() -> int:
-            return len(await self.world.admin.items(LLMDEPLOYMENTS))
-
-        await eventually(left, lambda n: n == 0, what="no objects of earlier tests", seconds=120, pause_seconds=0.2)
 
     # The bare client
 
@@ -193,7 +182,7 @@ class Scale:
         self.say(f"all {wanted} children after {max(children) - began:.1f} s")
 
         async def ready() -> int:
-            return sum(map(is_ready, await self.world.admin.items(LLMDEPLOYMENTS)))
+            return sum(map(is_ready, await self.world.admin.items(ALL_LLMDEPLOYMENTS)))
 
         await eventually(ready, lambda n: n >= len(names), what="all Ready", seconds=APPLY_SECONDS, pause_seconds=1)
         self.result["apply"] |= {

@@ -33,6 +33,7 @@ SECOND = {"MILLSTREAM_RUNTIME_IMAGE": "registry.example.com/other-runtime:soak"}
 
 async def two_releases(world: World, *, objects: int, seconds: float, say: Say = silent) -> Result:
     """Count the writes of both over `seconds`, in the middle of which each of the `objects` is changed once."""
+    await world.delete_llmdeployments()
     namespace = await world.namespace("shared")
     names = [f"llm-{number:02}" for number in range(objects)]
     first_namespace, second_namespace = await world.namespace("first"), await world.namespace("second")

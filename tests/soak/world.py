@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from tests.soak import snapshot
-from tests.soak.api import Api, Object, eventually
+from tests.soak.api import ALL_LLMDEPLOYMENTS, Api, Object, eventually, llmd_path
 from tests.soak.control_plane import ControlPlane
 from tests.soak.operator_process import ROOT
 from tests.soak.simulated_nodes import add_nodes
@@ -43,6 +43,19 @@ class World:
         name = self.numbered(word)
         await self.admin.create("/api/v1/namespaces", {"metadata": {"name": name}})
         return name
+
+    async def delete_llmdeployments(self) -> None:
+        """Delete what earlier tests left: to a release of another name each object is another's, of which it says so in
+        an Event when it starts, and in a metric."""
+        for item in await self.admin.items(ALL_LLMDEPLOYMENTS):
+            await self.admin.delete(llmd_path(item["metadata"]["namespace"], item["metadata"]["name"]))
+        await eventually(
+            lambda: self.admin.items(ALL_LLMDEPLOYMENTS),
+            lambda items: not items,
+            what="no LLMDeployments of earlier tests",
+            seconds=120,
+            pause_seconds=0.2,
+        )
 
     async def state(self, namespace: str, *, history: bool = True) -> snapshot.Snapshot:
         """The comparable state of a namespace."""
