@@ -108,7 +108,8 @@ def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Te
 
 
 def _by_integer_sums(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
-    """Of a weight in GGUF's blocks, which is held in the bits of its codes and needs no room beside the plan's."""
+    """Of a weight in GGUF's blocks, held in the bits of its codes. Scales of 6 bits become bytes, so Q4_K and Q5_K take
+    up to 1.03 times the file's bytes; a plan counts the file's, and has its margin."""
     if not isinstance(weight, BlockWeight) or weight.kind.name not in FORMATS:
         return None
     if not source.may_round_activations or source.dtype != torch.float32:

@@ -41,7 +41,7 @@ class Bfloat16Linear(AddedProduct):
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`, float32."""
         if len(x) == 1 and self.one_row is not None:
-            result = self.one_row.product(x.bfloat16())
+            result = self.one_row.product(x.bfloat16().contiguous())
         else:
             result = self._rounded(x).float()
         return result if self.bias is None else result.add_(self.bias)
